@@ -15,6 +15,7 @@ from rich.table import Table
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.records.local_files import UnsafeFile, others_can_write, replace_file
 from dpsweep.orchestration.comparison.formats import UNBOUNDED, Fitting, plain_text
+from dpsweep.workers.machine.folders import at_home
 
 Folder = Annotated[str, typer.Argument(help="Folder or URI that `dpsweep run` wrote.", metavar="DIR")]
 AllowCode = Annotated[
@@ -96,7 +97,7 @@ def write_file(option: str, path: Path, content: bytes, private: bool) -> None:
     user's own.
     Raises: InvalidInput naming ``option``.
     """
-    folder = os.path.realpath(Path(os.path.expanduser(path)).parent)
+    folder = os.path.realpath(at_home(path).parent)
     try:
         if private and others_can_write(folder):
             raise InvalidInput(

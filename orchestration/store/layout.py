@@ -21,6 +21,7 @@ from dpsweep.accounting.records.local_files import (
     require_plain_folder,
 )
 from dpsweep.accounting.records.trial_files import Below, TrialFiles
+from dpsweep.workers.machine.folders import at_home
 
 _DIGITS: Final = 8
 """Digits of the digest in the name of a local folder."""
@@ -50,7 +51,7 @@ def absolute(location: str) -> str:
         raise InvalidInput(f"{location} holds a name of more than {_LONGEST_NAME} bytes; give another path")
     if location.startswith("file://"):
         return f"file://{quote(os.path.realpath(unquote(urlsplit(location).path)))}"
-    return location if "://" in location else str(Path(os.path.expanduser(location)).resolve())
+    return location if "://" in location else str(at_home(location).resolve())
 
 
 def default_output(name: str) -> str:

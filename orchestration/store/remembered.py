@@ -16,16 +16,16 @@ from pathlib import Path
 from typing import Final
 
 from dpsweep import accounting
-from dpsweep.accounting.errors import DpsweepError
+from dpsweep.accounting.errors import DpsweepError, StorageError
 from dpsweep.accounting.records.local_files import make_private_file, make_private_folder
-from dpsweep.workers.machine.folders import CACHE
+from dpsweep.workers.machine.folders import user_cache
 
 _PACKAGES: Final = ("dpsweep", "dp-accounting", "numpy", "scipy")
 """Packages that compute the answers; with another version of one, everything is computed anew."""
 _TIMEOUT: Final = 5.0
 """Seconds to wait for another process that writes."""
-_UNUSABLE: Final = (sqlite3.Error, OSError, RuntimeError, DpsweepError)
-"""Errors of a cache that cannot be used; a user without a home has a RuntimeError."""
+_UNUSABLE: Final = (sqlite3.Error, OSError, DpsweepError)
+"""Errors of a cache that cannot be used."""
 
 
 def remembered(question: str, answer: Callable[[], str]) -> str:
@@ -60,7 +60,9 @@ def _key_of(text: str) -> str:
 
 @contextlib.contextmanager
 def _opened() -> Iterator[sqlite3.Connection]:
-    folder = Path(CACHE).expanduser().resolve() / "answers"
+    if (cache := user_cache()) is None:
+        raise StorageError("this user has no home, so no cache")
+    folder = cache / "answers"
     make_private_folder(str(folder))
     file = folder / "answers.db"
     if not file.exists():

@@ -40,7 +40,7 @@ from dpsweep.orchestration.tracking.addresses import (
 )
 from dpsweep.orchestration.tracking.requests import Timed
 from dpsweep.orchestration.tracking.tracker import NO_TRACKING, TrackingUnavailable
-from dpsweep.workers.machine.folders import CACHE
+from dpsweep.workers.machine.folders import user_cache
 
 Client = TypeVar("Client")
 Item = TypeVar("Item")
@@ -88,24 +88,26 @@ def client_of(tracking_uri: str) -> MlflowClient:
 
 def _client_of_new(tracking_uri: str, file: Path) -> MlflowClient:
     empty = _empty()
-    if _is_copied(empty, file):
+    if empty and _is_copied(empty, file):
         return MlflowClient(tracking_uri=tracking_uri)
     client = MlflowClient(tracking_uri=tracking_uri)
-    with contextlib.suppress(StorageError, UnsafeFile, sqlite3.Error):
-        write_bytes_atomically(str(empty), _emptied(file))
+    if empty:
+        with contextlib.suppress(StorageError, UnsafeFile, sqlite3.Error):
+            write_bytes_atomically(str(empty), _emptied(file))
     return client
 
 
-def _empty() -> Path:
-    """Return the place of the cached empty store, which only this user can change."""
-    return CACHE.expanduser().resolve() / f"mlflow-{mlflow.__version__}.db"
+def _empty() -> Path | None:
+    """Return the place of the cached empty store, which only this user can change; None without a cache."""
+    cache = user_cache()
+    return cache and cache / f"mlflow-{mlflow.__version__}.db"
 
 
 def _parts_of_mlflow() -> AddressParts:
     """Return what runs by itself in a store that this version of MLflow makes."""
     with contextlib.suppress(sqlite3.Error):
-        if _empty().is_file():
-            return runs_by_itself(_empty())
+        if (empty := _empty()) and empty.is_file():
+            return runs_by_itself(empty)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / DATABASE
         _client_of_new(embedded_tracking_uri(folder), file)

@@ -16,6 +16,7 @@ import numpy.typing as npt
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.records.json_text import parsed_json
 from dpsweep.workers.data.source_files import reading
+from dpsweep.workers.machine.folders import at_home
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -135,7 +136,7 @@ def _name_of(token: object, known: Mapping[str, int]) -> str | None:
 
 
 def _read(file: str) -> tuple[Path, bytes]:
-    path = Path(os.path.expanduser(file)).absolute()
+    path = at_home(file).absolute()
     if not os.path.exists(path):  # False for a name that is too long
         raise InvalidInput(
             f"there is no tokenizer {path}; correct the path, or fetch a model with it: hf download NAME "

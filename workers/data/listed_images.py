@@ -31,6 +31,7 @@ from dpsweep.workers.data.table import (
 )
 from dpsweep.workers.data.table_files import read_table_file
 from dpsweep.workers.data.tabular import attributes, complete_rows, holds_bytes
+from dpsweep.workers.machine.folders import at_home
 
 
 def image_table(
@@ -120,7 +121,7 @@ def _pictures(
     """Return the pictures of these names, or the ``stored`` ones. Raises: InvalidInput for a folder of the latter."""
     if stored is None:
         step = "set `folder` to one that holds all"
-        return listed_files(names, Path(folder or Path(os.path.expanduser(table)).parent), table, step)
+        return listed_files(names, Path(folder or at_home(table).parent), table, step)
     if folder is not None:
         raise InvalidInput(f"{table} holds its pictures itself, and names no files; leave `folder` out")
     return stored_pictures(stored, table)

@@ -30,7 +30,7 @@ from dpsweep.accounting.records.local_files import (
     make_private_folder,
     require_library_files,
 )
-from dpsweep.workers.machine.folders import node_folder
+from dpsweep.workers.machine.folders import at_home, node_folder
 
 _MAX_ROWS_IN_MEMORY: Final = 1024
 """Largest number of rows of a selection that is held in memory."""
@@ -111,7 +111,7 @@ def cached_columns(
     """
     if cache is None:
         return once_on_node(key, forms, rows, blocks), None
-    place = ColumnFiles(Path(os.path.expanduser(cache)).absolute(), key())
+    place = ColumnFiles(at_home(cache).absolute(), key())
     return place.columns(forms, rows, blocks), place
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import torch
 
@@ -15,6 +13,7 @@ from dpsweep.workers.data.listed_images import listed_files, stored_pictures, wi
 from dpsweep.workers.data.new_rows import NewRows, read_new_table
 from dpsweep.workers.data.table import Range, Roles, require_once, used_columns
 from dpsweep.workers.data.tabular import complete_rows
+from dpsweep.workers.machine.folders import at_home
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class Pictures:
         rows, stored = with_names(rows, self.image)
         named = used_columns(rows, roles, {self.image: []}, path)
         complete = complete_rows(named)
-        names, folder = named[self.image].take(complete), Path(os.path.expanduser(path)).parent
+        names, folder = named[self.image].take(complete), at_home(path).parent
         step = "put the table into the folder where they start"
         files = (
             listed_files(names, folder, path, step) if stored is None else stored_pictures(stored.take(complete), path)

@@ -21,7 +21,7 @@ from PIL import Image, UnidentifiedImageError
 
 from dpsweep.accounting.errors import DataCorruption, DpsweepError, InvalidInput, count_of
 from dpsweep.accounting.registry import nearest
-from dpsweep.workers.machine.folders import CACHE
+from dpsweep.workers.machine.folders import at_home, user_cache
 
 T = TypeVar("T")
 DATA_VARIABLE = "DPSWEEP_DATA"
@@ -51,7 +51,9 @@ def locate(source: str, names: tuple[str, ...], root: str | None, download: Down
         InvalidInput: nothing was found, or the download failed; the message gives the paths and the next step.
     """
     named = root or os.environ.get(DATA_VARIABLE)
-    folder = Path(os.path.expanduser(named or CACHE)).absolute()
+    folder = at_home(named).absolute() if named else user_cache()
+    if folder is None:
+        raise InvalidInput(f"data source {source!r}: this user has no home, so no cache; set {DATA_VARIABLE}")
     found = _first(folder, names)
     if found is None and named is None and download is not None:
         _fetch(source, download, folder)
@@ -64,7 +66,7 @@ def locate(source: str, names: tuple[str, ...], root: str | None, download: Down
 
 def require_path(path: str) -> Path:
     """Return ``path`` as an absolute path. Raises: InvalidInput when it does not exist."""
-    absolute = Path(os.path.expanduser(path)).absolute()
+    absolute = at_home(path).absolute()
     if not os.path.exists(absolute):  # False for a name that is too long
         raise InvalidInput(f"there is no {absolute}; give the path of the data, from the working directory or absolute")
     return absolute

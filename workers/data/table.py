@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import os
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -44,6 +43,7 @@ from dpsweep.workers.data.tabular import (
     positions,
 )
 from dpsweep.workers.dataset_description import NO_GROUPS
+from dpsweep.workers.machine.folders import at_home
 
 _MAX_CATEGORIES: Final = 1000
 """Largest number of distinct values of an undeclared text column; one feature per value could exhaust memory."""
@@ -390,7 +390,7 @@ def _by_value(incomplete: Sequence[pa.Table], name: str, values: Sequence[str]) 
 
 def require_other(test_path: str, path: str) -> None:
     """Raise InvalidInput when both paths are the same file."""
-    if Path(os.path.expanduser(test_path)).resolve() == Path(os.path.expanduser(path)).resolve():
+    if at_home(test_path).resolve() == at_home(path).resolve():
         raise InvalidInput(f"test_path is the training table {path} itself; give other rows, or leave it out")
 
 

@@ -6,7 +6,6 @@ import os
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -34,6 +33,7 @@ from dpsweep.workers.data.source_files import reading
 from dpsweep.workers.data.table import distinct
 from dpsweep.workers.data.table_files import places_of, proposed_encoding, read_table_file, repeated_names
 from dpsweep.workers.data.tabular import as_numbers, as_text, holds_bytes, is_numeric, lacks
+from dpsweep.workers.machine.folders import at_home
 
 
 @dataclass(frozen=True)
@@ -161,7 +161,7 @@ def profile_table(
     Raises: InvalidInput for a missing file, one without rows and one that is packed, DataCorruption for one that cannot
     be read.
     """
-    file = Path(os.path.expanduser(path))
+    file = at_home(path)
     encoding = None
     if file.suffix.lower() in _TEXT_FILES and os.path.isfile(file):  # False for a name that is too long
         with reading(file):

@@ -16,5 +16,12 @@ def node_folder() -> Path | None:
     return Path(given) if given else None
 
 
-CACHE = Path("~/.cache/dpsweep")
-"""Call ``expanduser`` before use."""
+def at_home(path: str | Path) -> Path:
+    """Return a path with the user's home for a leading ``~``; as it is where that home is unknown."""
+    return Path(os.path.expanduser(path))
+
+
+def user_cache() -> Path | None:
+    """Return the absolute path of the user's cache; None for a user without a home."""
+    folder = at_home("~/.cache/dpsweep")
+    return folder.resolve() if folder.is_absolute() else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
@@ -15,6 +14,7 @@ from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
 from dpsweep.accounting.errors import InvalidInput, count_of
+from dpsweep.workers.machine.folders import at_home
 from dpsweep.workers.machine.stored_tensors import load_tensors
 
 
@@ -58,7 +58,7 @@ def load_pretrained(model: nn.Module, path: str, heads: Collection[str]) -> None
     heads: names of the modules behind the trunk. Raises: InvalidInput where there is no such file, a tensor of the
     trunk is missing or has another shape, and for weights that are not finite.
     """
-    stored = load_weights(Path(os.path.expanduser(path)))
+    stored = load_weights(at_home(path))
     own = model.state_dict()
     fitting = {name: stored[name] for name in own if name in stored and stored[name].shape == own[name].shape}
     inside = tuple(f"{head}." for head in heads)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import os
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -15,6 +14,7 @@ from torch import Tensor, nn
 from dpsweep.accounting.errors import InvalidInput, count_of
 from dpsweep.accounting.records.json_text import parsed_json
 from dpsweep.workers.machine.devices import lacks_memory
+from dpsweep.workers.machine.folders import at_home
 from dpsweep.workers.models.pretrained import require_finite_weights, require_package
 from dpsweep.workers.own_code.own_record import model_folder
 
@@ -159,7 +159,7 @@ def has_other_tokenizer(path: str, tokenizer: str) -> bool:
     """Return whether the folder of a model has a tokenizer.json that makes other tokens than the file ``tokenizer``."""
     folder = model_folder(path)
     own = None if folder is None else folder / "tokenizer.json"
-    return own is not None and own.is_file() and _making(own) != _making(Path(os.path.expanduser(tokenizer)))
+    return own is not None and own.is_file() and _making(own) != _making(at_home(tokenizer))
 
 
 def _making(file: Path) -> object:
@@ -213,7 +213,7 @@ _LOCAL: Final = {"local_files_only": True, "trust_remote_code": False}
 def _readable_folder(path: str) -> Path:
     folder = model_folder(path)  # else transformers would ask the hub for adapters, whatever it is told
     if folder is None:
-        named = os.path.abspath(os.path.expanduser(path))
+        named = at_home(path).absolute()
         raise InvalidInput(
             f"there is no model at {path!r} on this machine, neither the folder {named} "
             "nor in the cache of huggingface_hub; fetch one: hf download NAME --local-dir FOLDER, and give that folder"

@@ -10,7 +10,6 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePath
@@ -19,6 +18,7 @@ from typing import Final
 from dpsweep.accounting.errors import START_ANEW, InvalidInput
 from dpsweep.accounting.records.files import delete_folder, exists, list_files, read_bytes, write_bytes_atomically
 from dpsweep.accounting.records.trial_files import TrialFiles
+from dpsweep.workers.machine.folders import at_home
 from dpsweep.workers.own_code.imports import UserCode, UserModule, is_import_path
 from dpsweep.workers.own_code.own_modules import SourceFile
 from dpsweep.workers.own_code.own_sources import digests_of, folder_of
@@ -110,7 +110,7 @@ def _digest(file: Path, *_: int) -> str:
 
 def _files(given: str) -> Iterator[tuple[str, Path]]:
     """Yield the files of weights, each with its path as the sweep names it."""
-    path = Path(os.path.expanduser(given))
+    path = at_home(given)
     if path.is_file():
         yield given, path
         return
@@ -122,7 +122,7 @@ def _files(given: str) -> Iterator[tuple[str, Path]]:
 
 def model_folder(given: str) -> Path | None:
     """Return a folder, or that of a model in the cache of huggingface_hub; None if neither is on this machine."""
-    path = Path(os.path.expanduser(given))
+    path = at_home(given)
     if path.is_dir():
         return path
     try:

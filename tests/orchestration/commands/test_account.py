@@ -112,7 +112,7 @@ def test_worst_cases_are_not_computed_again(files: SweepFiles, tmp_path: Path, m
         return account(*given)
 
     monkeypatch.setattr(claims, "account", observed)
-    monkeypatch.setattr(remembered, "CACHE", tmp_path / "cache")
+    monkeypatch.setattr(remembered, "user_cache", lambda: tmp_path / "cache")
     ask = ("--trial", KEYS[0], "--delta", str(DELTA), "--group-sizes")
     first = found(files, *ask, "2,3")
     assert {*computed} == {1, 2, 3}

@@ -71,3 +71,8 @@ def test_a_store_that_holds_something_is_left_as_it_is(tmp_path: Path, cache: Pa
     client_of(embedded_tracking_uri(file.parent)).create_experiment("mine")
     client_of(embedded_tracking_uri(file.parent))
     assert [name for name, _ in experiments(file)] == ["Default", "mine"]
+
+
+def test_without_a_home_it_is_made_and_kept_nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("dpsweep.orchestration.tracking.embedded.user_cache", lambda: None)
+    assert [name for name, _ in experiments(made(tmp_path / "first"))] == ["Default"]

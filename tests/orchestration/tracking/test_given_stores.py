@@ -28,7 +28,7 @@ from tests.orchestration.sample_snapshots import snapshot_of
 @pytest.fixture
 def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SweepFiles:
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    monkeypatch.setattr(remembered, "CACHE", tmp_path / "cache")
+    monkeypatch.setattr(remembered, "user_cache", lambda: tmp_path / "cache")
     return stored_sample(tmp_path / "sweep")
 
 

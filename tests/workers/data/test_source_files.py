@@ -172,7 +172,7 @@ class TestWhereDataIs:
             file.with_suffix(".gz").write_bytes(gzip.compress(file.read_bytes()))
         published = [(file.name, hashlib.md5(file.read_bytes()).hexdigest()) for file in sorted(mirror.glob("*.gz"))]
         monkeypatch.delenv("DPSWEEP_DATA", raising=False)
-        monkeypatch.setattr("dpsweep.workers.data.source_files.CACHE", tmp_path / "cache")
+        monkeypatch.setattr("dpsweep.workers.data.source_files.user_cache", lambda: tmp_path / "cache")
         monkeypatch.setenv("no_proxy", "127.0.0.1")
         monkeypatch.setattr("torchvision.datasets.FashionMNIST.resources", published)
         with served(mirror) as address:
