@@ -29,6 +29,7 @@ from dpsweep.accounting.mechanism.noise_strategies import (
     prefix_sum_errors,
 )
 from dpsweep.accounting.mechanism.random_trials import RandomTrials
+from dpsweep.accounting.mechanism.rounds import LARGEST_GROUP
 from dpsweep.accounting.mechanism.samplings import (
     CYCLIC_POISSON,
     FIXED_ORDER,
@@ -151,7 +152,7 @@ class RunFlags:
             sampling,
             require_whole("--epochs", epochs, at_least=1, at_most=LARGEST_EPOCHS),
             sampling.steps_per_epoch,
-            2 if self.dataset_size is None else self.dataset_size,
+            LARGEST_GROUP if self.dataset_size is None else self.dataset_size,  # unknown: it may hold any group
             tuple(SideQuery(f"side query {i}", sigma) for i, sigma in enumerate(self.side_noise_multiplier or (), 1)),
             tuple(map(_release, self.release or ())),
             adjacency=self.adjacency,

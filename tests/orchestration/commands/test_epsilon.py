@@ -16,6 +16,7 @@ from dpsweep.accounting import (
     planned_trace,
     privacy_curve,
 )
+from dpsweep.accounting.mechanism.rounds import LARGEST_GROUP
 from dpsweep.orchestration.comparison.formats import at_least_share, at_most_share
 from tests.orchestration.commands.test_calculator import TRACE, Answer, Trial, answer, dpsweep, trial
 from tests.orchestration.processes import Command
@@ -28,7 +29,7 @@ CALIBRATE = "calibrate --sample-rate 0.02 --steps 200"
 
 
 def planned(noise_multiplier: float) -> Trace:
-    return planned_trace(parse_schedule("constant", noise_multiplier), PoissonSampling(0.02), 4, 50, 1)
+    return planned_trace(parse_schedule("constant", noise_multiplier), PoissonSampling(0.02), 4, 50, LARGEST_GROUP)
 
 
 def test_the_numbers_are_those_of_the_library(answer: Answer) -> None:
