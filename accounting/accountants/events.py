@@ -6,7 +6,10 @@ module imports dp_accounting, which takes seconds.
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import math
+from collections.abc import Iterator
 from dataclasses import replace
 
 import dp_accounting
@@ -106,7 +109,7 @@ def dp_accounting_pld(trace: Trace, delta: float, group_size: int = 1, grid: flo
     trace = as_accounted(trace, group_size)
     event = to_event(trace, group_size)
     accountant = PLDAccountant(_RELATIONS[trace.adjacency], _grid(trace, group_size) if grid is None else grid)
-    with np.errstate(all="ignore"):
+    with _silently():
         accountant.compose(event)
         epsilon = float(accountant.get_epsilon(delta))
     return _finite(epsilon, "dp-accounting-pld", delta)
@@ -127,7 +130,7 @@ def dp_accounting_rdp(trace: Trace, delta: float, group_size: int = 1) -> float:
             f"dp-accounting-rdp covers no groups of {group_size} in sampled batches, and no batches that may be cut; "
             "use the accountant 'pld'"
         )
-    with np.errstate(all="ignore"):
+    with _silently():
         accountant.compose(event)
         if not (np.asarray(accountant.rdp) >= 0.0).all():
             raise UnsupportedMechanism(
@@ -135,6 +138,19 @@ def dp_accounting_rdp(trace: Trace, delta: float, group_size: int = 1) -> float:
             )
         epsilon = float(accountant.get_epsilon(delta))
     return _finite(epsilon, "dp-accounting-rdp", delta)
+
+
+@contextlib.contextmanager
+def _silently() -> Iterator[None]:
+    """Keep numpy and dp_accounting from printing: overflows, and orders that are left out, only raise its bound."""
+    logger = logging.getLogger("absl")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with np.errstate(all="ignore"):
+            yield
+    finally:
+        logger.setLevel(before)
 
 
 def _grid(trace: Trace, group_size: int) -> float:

@@ -130,7 +130,7 @@ def account_selection(
         except UnsupportedMechanism as refusal:
             refusals.append(str(refusal))
     if not found:
-        raise UnsupportedMechanism("; ".join(refusals))
+        raise UnsupportedMechanism("; ".join(dict.fromkeys(refusals)))
     best = min(found, key=found.__getitem__)
     kind: Kind = "guarantee" if found[best] < math.inf else "none"
     selected = PrivacyEstimate(found[best], delta, trace.adjacency, f"selection-{best}", kind, unit, group_size)

@@ -183,7 +183,7 @@ def _blamed_on(what: str, component: Component, features: Tensor, model: nn.Modu
             if reason.startswith(subject):
                 raise
             raise InvalidInput(f"{subject}: {reason}") from error
-        if isinstance(error, MemoryError | RuntimeError) and (isinstance(error, MemoryError) or lacks_memory(error)):
+        if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and lacks_memory(error)):
             raise InvalidInput(
                 f"{subject} does not fit in the memory of this machine ({reason}); give it smaller sizes"
             ) from error

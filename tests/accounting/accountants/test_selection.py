@@ -25,7 +25,8 @@ from dpsweep.accounting.accountants.joint_cost import account_together
 from dpsweep.accounting.accountants.selection import account_selection
 from dpsweep.accounting.calibration.budgets import EpsilonBudget
 from dpsweep.accounting.calibration.parameter_search import noise_multiplier_within_budget
-from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.errors import InvalidInput, UnsupportedMechanism
+from dpsweep.accounting.mechanism.noise_strategies import BandedNoise
 from dpsweep.accounting.mechanism.random_trials import RandomTrials
 from dpsweep.accounting.mechanism.samplings import PoissonSampling, ShuffledSampling
 from dpsweep.accounting.mechanism.trace import GaussianRelease, PureRelease, Segment, Trace
@@ -205,6 +206,13 @@ class TestProperties:
     def test_without_noise_nothing_is_claimed(self) -> None:
         found = account_selection(poisson(0.0), RandomTrials(5.0), DELTA)
         assert (found.is_private, found.kind) == (False, "none")
+
+    def test_a_reason_that_methods_share_is_given_once(self) -> None:
+        steps = (Segment(0, 40, PoissonSampling(0.05), 1.0),)
+        correlated = Trace(600, steps, strategy=BandedNoise(4, 40))
+        with pytest.raises(UnsupportedMechanism) as refused:
+            account_selection(correlated, RandomTrials(3.0), DELTA)
+        assert str(refused.value).count("no bound for banded noise with Poisson batches is proven") == 1
 
     def test_other_accountants_are_refused(self) -> None:
         with pytest.raises(InvalidInput, match="'gdp' covers no selection"):
