@@ -152,7 +152,8 @@ def set_up(
     if data_digest not in (None, digest):
         raise InvalidInput(
             f"the data {source.name!r} are others than this trial is for: they have changed since it was planned or "
-            "trained, and it would not compare with other trials; restore the data, and run the same command again"
+            "trained, and it would not compare with other trials; restore the data (a source of your own must give the "
+            "same rows every time), and run the same command again"
         )
     method = make_clipping(spec.clipping, code)
     mechanism = mechanism_of(spec, method, population_of(spec, source), releases)
