@@ -112,7 +112,7 @@ def test_attacks_and_correlations_stay_private(tmp_path: Path, release: str) -> 
     assert shown.count("0.722 to 0.742, of 10000; loss alone 0.732, gradient alone 0.732") == 2
     assert "Which secrets can be extracted" not in words(files.report)
     assert shown.count("5.79 to 6.79") == 2
-    assert "Who is at risk, by bound, attack and audit" in shown
+    assert "Who is at risk, by ε, attack and audit" in shown
     assert "Who is at risk" not in words(files.report)
     assert "What an audit proves" in shown
     assert str(AUDITED) in shown
