@@ -384,11 +384,11 @@ def _randomised_response(epsilon: float, plan: LatticePlan) -> _Factors:
     spread, rounded = np.zeros((2, int(np.ceil(epsilon / spacing)) - start + 3))
     below = epsilon * (1 - 8 * _EPS) / spacing
     offset = below - math.floor(below)
-    for loss in (-epsilon, epsilon):
+    for loss, place in ((-epsilon, math.floor(-epsilon / spacing - offset)), (epsilon, math.floor(below))):
         mass, node = 1 / (1 + np.exp(-loss)), int(np.floor(loss / spacing))
         raised = mass * np.expm1(node * spacing - loss) / np.expm1(-spacing)
         spread[node - start : node - start + 2] += (mass - raised, raised)
-        rounded[(math.floor(below) if loss > 0.0 else math.floor(-epsilon / spacing - offset)) - start] += mass
+        rounded[place - start] += mass
     rounding = 8 * _EPS * (1 + epsilon / spacing) * np.ones_like(spread) * spread
     upper = LatticeLoss(spacing, start, spread, 0.0, rounding)
     lower = LatticeLoss(spacing, start + offset, rounded, 0.0, rounding)

@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 from urllib.parse import urlsplit
@@ -325,7 +326,7 @@ def _require_own_output(spec: SweepSpec, text: str, output: str, code: UserCode,
         stored = read_manifest(files)
         opened_manifest(stored, spec, text, files.root)
         if stored is not None:
-            anew = named_trials(files, retry) if retry else ()
+            anew = tuple(chain.from_iterable(named_trials(files, retry).values()))
             refuse(begun_with_other_code(files, stored_record(files).points, code, anew), files, ANEW)
     except StorageError as error:
         _warn_of_unseen_output(output, str(error))

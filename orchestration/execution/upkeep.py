@@ -214,15 +214,17 @@ def forget_keys(folder: str) -> tuple[str, ...]:
     return tuple(forgotten)
 
 
-def named_trials(files: SweepFiles, which: Sequence[str]) -> tuple[str, ...]:
-    """Return the keys of the trials that --retry names.
+def named_trials(files: SweepFiles, which: Sequence[str]) -> dict[str, list[str]]:
+    """Return the keys of the trials that --retry names, by each of its words; of failed and all there may be none.
 
     which: ``failed``, ``all`` (trials that the sweep file asks for), or keys or unique prefixes of keys. Raises:
     InvalidInput for a name that fits no trial or several, DataCorruption.
     """
+    if not which:
+        return {}
     record = stored_record(files)
     asked = [point.key for point in record.points if point.is_asked]
-    return tuple(dict.fromkeys(key for name in which for key in _keys_named(name, asked, record, files)))
+    return {name: _keys_named(name, asked, record, files) for name in which}
 
 
 def start_anew(files: SweepFiles, keys: Sequence[str]) -> None:

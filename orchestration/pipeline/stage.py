@@ -8,6 +8,7 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Protocol
 
 from dpsweep.accounting.errors import DataCorruption, count_of
@@ -317,10 +318,11 @@ def _started_anew(request: RunRequest, plan: Plan, retry: Sequence[str], display
 
     Raises: InvalidInput, before anything is deleted, for others that began with other code than the request's.
     """
-    files, named = request.files, {word: named_trials(request.files, [word]) for word in retry}
-    for word in (word for word, found in named.items() if not found):
-        display.warn(f"--retry {word}: no trial of {files.root} has {'failed' if word == 'failed' else 'begun'}")
-    anew = tuple(dict.fromkeys(key for found in named.values() for key in found))
+    files, named = request.files, named_trials(request.files, retry)
+    for word, found in named.items():
+        if not found:
+            display.warn(f"--retry {word}: no trial of {files.root} has {'failed' if word == 'failed' else 'begun'}")
+    anew = tuple(dict.fromkeys(chain.from_iterable(named.values())))
     if request.code.modules or any(names_weights(planned.spec) for planned in plan.trials):
         points = (*(planned.point for planned in plan.trials), *plan.former)
         others = begun_with_other_code(files, points, request.code, anew)

@@ -88,12 +88,11 @@ def client_of(tracking_uri: str) -> MlflowClient:
 
 def _client_of_new(tracking_uri: str, file: Path) -> MlflowClient:
     empty = _empty()
-    if empty and _is_copied(empty, file):
+    if empty is None or _is_copied(empty, file):
         return MlflowClient(tracking_uri=tracking_uri)
     client = MlflowClient(tracking_uri=tracking_uri)
-    if empty:
-        with contextlib.suppress(StorageError, UnsafeFile, sqlite3.Error):
-            write_bytes_atomically(str(empty), _emptied(file))
+    with contextlib.suppress(StorageError, UnsafeFile, sqlite3.Error):
+        write_bytes_atomically(str(empty), _emptied(file))
     return client
 
 

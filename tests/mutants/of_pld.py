@@ -77,7 +77,7 @@ PLD: Final[tuple[Mutant, ...]] = (
             True,
         ),
         B("1 / (1 + np.exp(-loss))", "0.5", "randomised response without odds", True),
-        B("(math.floor(below) if", "(math.ceil(below) + 9 if", "randomised response is rounded up", True),
+        B("(epsilon, math.floor(below))", "(epsilon, math.ceil(below) + 9)", "randomised response is rounded up", True),
         B("(plan.spacing, 0.0, np.ones(1)", "(plan.spacing, 9.0, np.ones(1)", "no round has a loss", True),
         B("beyond[1:], 0.0", "beyond, 0.0", "delta sums one loss too many", False, RARE),
         B("16 * _EPS * (1 + raised", "0 * _EPS * (1 + raised", "cells without rounding", True, RARE),
