@@ -437,6 +437,14 @@ def shown_metrics(found: Comparison) -> tuple[Metric, ...]:
     return tuple(dict.fromkeys(metric for line in lines for metric in line.metrics))
 
 
+def headings(found: Comparison) -> tuple[str, ...]:
+    """Return the headings of `shown_metrics`; of sweeps with different tasks, those of one task name it."""
+    metrics = shown_metrics(found)
+    if len({metric.task for metric in metrics if metric.task}) < 2:
+        return tuple(metric.heading for metric in metrics)
+    return tuple(f"{each.heading} ({each.task.replace('_', ' ')})" if each.task else each.heading for each in metrics)
+
+
 def row_cells(line: SweepSetting, found: Comparison) -> Sequence[str]:
     """Return the table cells of one sweep's setting, after its name and sweep: number of seeds, composed ε, every
     metric.
@@ -458,7 +466,7 @@ def rows_of(found: Comparison) -> list[tuple[str, ...]]:
 
 def heads(found: Comparison) -> tuple[str, ...]:
     """Return headings of the table: setting, sweep, and the columns that `row_cells` fills."""
-    return ("Setting", "Sweep", "Seeds", "Composed ε", *(metric.heading for metric in shown_metrics(found)))
+    return ("Setting", "Sweep", "Seeds", "Composed ε", *headings(found))
 
 
 def sweep_names(found: Comparison) -> dict[str, str]:

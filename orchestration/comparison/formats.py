@@ -342,6 +342,16 @@ def sentence_start(words: str) -> str:
     return words[:1].upper() + words[1:]
 
 
+def in_a_sentence(heading: str) -> str:
+    """Return the heading of a metric inside a sentence, without its unit.
+
+    >>> in_a_sentence("Token accuracy, points"), in_a_sentence("TPR")
+    ('token accuracy', 'TPR')
+    """
+    words = heading.removesuffix(", points")
+    return words if words.isupper() else words[:1].lower() + words[1:]
+
+
 UNBOUNDED = 100_000
 """A width, in characters, that no output reaches."""
 

@@ -294,9 +294,14 @@ SECTIONS = ("final/", "fairness/", "privacy/", "audit/", "system/")
 """Sections of metrics in MLflow, in the order of logging; MLflow's comparison page opens with the first metric."""
 
 
-def of_task(task: str) -> tuple[Metric, ...]:
-    """Return the metrics that trials of a task have, in the order of `METRICS`."""
+def of_task(task: str | None) -> tuple[Metric, ...]:
+    """Return the metrics that trials of a task have, in the order of `METRICS`; of None, those of every task."""
     return tuple(metric for metric in METRICS if metric.task in (None, task))
+
+
+def meanings_of(task: str | None) -> dict[str, str]:
+    """Return the meanings of the metrics of a task by their headings, which metrics of several tasks share."""
+    return {each.heading: each.meaning for each in of_task(task) if each.meaning}
 
 
 def main_metric(task: str) -> Metric:

@@ -21,6 +21,7 @@ from dpsweep.orchestration.comparison.formats import (
     PERCENT,
     POINTS,
     Format,
+    in_a_sentence,
 )
 from dpsweep.orchestration.comparison.metric_types import Better, GroupMetric, Metric, MetricTable
 from dpsweep.orchestration.comparison.tallies import (
@@ -109,8 +110,8 @@ def _compared(task: Task, score: Score) -> Iterator[Metric]:
         heading,
         _score(f"{score.name}_change"),
         shown,
-        f"Private minus non-private {score.heading}, same data, model and seed. No guarantee covers the non-private "
-        "baseline, and therefore none covers this change.",
+        f"Private minus non-private {in_a_sentence(score.heading)}, same data, model and seed. No guarantee covers the "
+        "non-private baseline, and therefore none covers this change.",
         frozenset({MetricTable.SETTINGS, MetricTable.TERMINAL}),
         of_model=True,
         better=score.better,
@@ -131,7 +132,7 @@ def _compared(task: Task, score: Score) -> Iterator[Metric]:
         task=task.name,
         extreme=Extreme("gap", (score.name,)),
     )
-    yield _on_training(score.name, f"Training {score.heading}", _FORMATS[score.unit], task.name)
+    yield _on_training(score.name, f"Training {in_a_sentence(score.heading)}", _FORMATS[score.unit], task.name)
 
 
 def _of_groups(task: Task) -> Iterator[GroupMetric]:
@@ -147,7 +148,8 @@ def _of_groups(task: Task) -> Iterator[GroupMetric]:
             task.name,
         )
         if score.name == task.main:
-            yield _on_training_of_group(score.name, f"Training {score.heading}", _FORMATS[score.unit], task.name)
+            heading = f"Training {in_a_sentence(score.heading)}"
+            yield _on_training_of_group(score.name, heading, _FORMATS[score.unit], task.name)
             name, (heading, shown) = f"{score.name}_change", _as_change(score)
             yield GroupMetric(name, heading, _of_group(name), shown, score.better, change(by_group(of)), task.name)
 
@@ -408,8 +410,7 @@ def _worst(of: GroupMetric) -> Metric:
 
 def spoken(of: GroupMetric) -> str:
     """Return the heading of a group metric inside a sentence."""
-    words = of.heading.removesuffix(", points")
-    return words if words.isupper() else words[0].lower() + words[1:]
+    return in_a_sentence(of.heading)
 
 
 WORST_GROUP_METRICS: Final[Mapping[str, Metric]] = {

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import Final
 
-from dpsweep.orchestration.comparison.metrics import METRICS
+from dpsweep.orchestration.comparison.metrics import meanings_of
 from dpsweep.orchestration.comparison.settings import Setting
 from dpsweep.orchestration.report.figures import meta_of
 from dpsweep.orchestration.report.plot import INK, Style
@@ -61,6 +61,9 @@ def _plot_title(title: str) -> str:
     return f'<p class="plot-title">{escape(title)}</p>' if title else ""
 
 
+_OF_EVERY_TASK: Final = meanings_of(None)
+
+
 def html_table(
     words: Iterable[str],
     numbers: Iterable[str],
@@ -69,14 +72,19 @@ def html_table(
     remarks: Iterable[str] = (),
     looks: Sequence[str] = (),
     marks: Sequence[Mapping[str, str]] = (),
+    meanings: Mapping[str, str] = _OF_EVERY_TASK,
 ) -> str:
     """Return a table with the cells ``html``, row by row.
 
     `words`, `numbers`, `remarks`: headings of columns of text, of numbers, and of text again. `looks`: CSS class of
-    each row. `marks`: data attributes of each row, by which buttons of the page show and hide it.
+    each row. `marks`: data attributes of each row, by which buttons of the page show and hide it. `meanings`:
+    definitions of headings, shown as tooltips (`meanings_of`).
     """
     columns = [(text, look) for look, texts in (("", words), ("n", numbers), ("", remarks)) for text in texts]
-    head = "".join(f'<th scope="col" class="{look}"{_defined(text)}>{escape(text)}</th>' for text, look in columns)
+    head = "".join(
+        f'<th scope="col" class="{look}"{_tooltip(meanings.get(text, ""))}>{escape(text)}</th>'
+        for text, look in columns
+    )
     body = []
     for place, row in enumerate(html):
         cells = "".join(f'<td class="{look}">{cell}</td>' for cell, (_, look) in zip(row, columns, strict=False))
@@ -86,13 +94,8 @@ def html_table(
     return f'<div class="scroll" tabindex="0"><table>{rows_shown}</table></div>'
 
 
-def _defined(heading: str) -> str:
-    """Return the definition of a heading as the tooltip of its column; "" where the heading suffices."""
-    meaning = _MEANINGS.get(heading, "")
-    return f' title="{escape(meaning)}"' if meaning else ""
-
-
-_MEANINGS: Final = {each.heading: each.meaning for each in METRICS if each.meaning}
+def _tooltip(text: str) -> str:
+    return f' title="{escape(text)}"' if text else ""
 
 
 def marked_name(setting: Setting, style: Style) -> str:

@@ -14,7 +14,14 @@ from importlib.resources import files
 from string import Template
 from typing import Any, Final
 
-from dpsweep.orchestration.comparison.across_sweeps import Comparison, between_heads, heads, row_cells, shown_metrics
+from dpsweep.orchestration.comparison.across_sweeps import (
+    Comparison,
+    between_heads,
+    headings,
+    heads,
+    row_cells,
+    shown_metrics,
+)
 from dpsweep.orchestration.comparison.evidence import NO_EVIDENCE, Evidence
 from dpsweep.orchestration.comparison.findings import Findings, findings
 from dpsweep.orchestration.comparison.formats import KINDS, at_most, first_few, sentence_start
@@ -350,14 +357,14 @@ def comparison_page(found: Comparison) -> str:
         for line in setting.lines
     ]
     columns = heads(found)
-    words = _terms((metric.heading, metric.meaning) for metric in shown_metrics(found))
+    defined = {heading: each.meaning for heading, each in zip(headings(found), shown_metrics(found), strict=True)}
     body = (
         *([boxed(SENSITIVE, "sensitive")] if found.is_sensitive else []),
         *(boxed(sentence, "sensitive") for sentence in found.differences),
         *([_between(found)] if found.between else []),
-        html_table(columns[:2], columns[2:], rows),
+        html_table(columns[:2], columns[2:], rows, meanings=defined),
         *(f"<p>{escape(sentence)}</p>" for sentence in composed_cost(found.trials)),
-        f"<h2>What the numbers mean</h2><dl>{words}</dl>",
+        f"<h2>What the numbers mean</h2><dl>{_terms(defined.items())}</dl>",
     )
     title = escape(f"Comparison of {', '.join(dict.fromkeys(found.sweeps.values()))}")
     return _PAGE.format(title=title, body="".join(body))

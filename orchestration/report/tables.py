@@ -33,7 +33,7 @@ from dpsweep.orchestration.comparison.formats import (
 )
 from dpsweep.orchestration.comparison.intervals import ConfidenceInterval
 from dpsweep.orchestration.comparison.metric_types import GroupMetric, Metric, MetricTable
-from dpsweep.orchestration.comparison.metrics import columns, main_metric, metric
+from dpsweep.orchestration.comparison.metrics import columns, main_metric, meanings_of, metric
 from dpsweep.orchestration.comparison.rate_metrics import GROUP_METRICS
 from dpsweep.orchestration.comparison.record import shared_notes
 from dpsweep.orchestration.comparison.settings import (
@@ -55,7 +55,7 @@ from dpsweep.orchestration.comparison.wording import between, by_selection
 from dpsweep.orchestration.report.figures import meta_of
 from dpsweep.orchestration.report.html import html_table, marked_name, section
 from dpsweep.orchestration.report.plot import Style
-from dpsweep.orchestration.store.published import PublishedAccount, PublishedPrivacy, PublishedTrial
+from dpsweep.orchestration.store.published import PublishedAccount, PublishedPrivacy, PublishedTrial, task_of
 from dpsweep.workers.evaluation.attack_results import ExposureAttack, MembershipAttack
 from dpsweep.workers.evaluation.rates import recalls
 
@@ -78,7 +78,7 @@ def settings_table(found: Findings, style: Style) -> str:
         rows.append((marked_name(setting, style) + mark, str(len(setting.trials)), _composed(setting), *numbers))
     heads = ("Seeds", "Composed ε", *(metric.heading for metric in shown))
     marks = [meta_of(setting) for setting in found.settings]
-    return _titled("Settings, averaged over seeds", ("Setting",), heads, rows, marks)
+    return _titled("Settings, averaged over seeds", ("Setting",), heads, rows, marks, found.task)
 
 
 def _titled(
@@ -87,9 +87,12 @@ def _titled(
     numbers: Iterable[str],
     rows: Sequence[Sequence[str]],
     marks: Sequence[Mapping[str, str]] = (),
+    task: str | None = None,
 ) -> str:
-    """Return a table of `html_table` under its title; "" without a row."""
-    return f"<h3>{title}</h3>{html_table(words, numbers, rows, marks=marks)}" if rows else ""
+    """Return a table of `html_table` under its title; "" without a row. task: whose metrics some columns have."""
+    if not rows:
+        return ""
+    return f"<h3>{title}</h3>{html_table(words, numbers, rows, marks=marks, meanings=meanings_of(task))}"
 
 
 def _with_interval(found: Findings, setting: Setting, metric: Metric) -> str:
@@ -142,7 +145,7 @@ def fairness_table(found: Findings, style: Style) -> str:
     ]
     marks = [meta_of(setting) for setting in found.settings]
     heads = (metric.heading for metric in shown)
-    return _titled("Metrics and gaps between groups, on test data", ("Setting",), heads, rows, marks)
+    return _titled("Metrics and gaps between groups, on test data", ("Setting",), heads, rows, marks, found.task)
 
 
 def by_group_table(found: Findings, style: Style) -> str:
@@ -160,7 +163,7 @@ def by_group_table(found: Findings, style: Style) -> str:
         for name, setting in pairs
     ]
     marks, heads = [meta_of(setting) for _, setting in pairs], (each.heading for each in shown)
-    return _titled("Every group under every setting", ("Group", "Setting"), heads, rows, marks)
+    return _titled("Every group under every setting", ("Group", "Setting"), heads, rows, marks, found.task)
 
 
 def _of_group(found: Findings, setting: Setting, name: str, metric: GroupMetric) -> str:
@@ -266,7 +269,8 @@ def trials_table(trials: Sequence[PublishedTrial], worst_group: str) -> str:
     above = shared_notes(trials)  # among the cautions
     rows = [_trial_row(trial, shown, above) for trial in trials]
     looks = [trial.state.word for trial in trials]
-    return html_table(words, numbers, rows, remarks=("Remarks",), looks=looks)
+    meanings = meanings_of(task_of(trials))
+    return html_table(words, numbers, rows, remarks=("Remarks",), looks=looks, meanings=meanings)
 
 
 def _trial_row(trial: PublishedTrial, shown: Sequence[Metric], above: Sequence[str]) -> list[str]:

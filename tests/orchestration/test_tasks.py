@@ -16,8 +16,10 @@ import pytest
 import dpsweep
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.comparison.evidence import Evidence, gather
+from dpsweep.orchestration.comparison.formats import in_a_sentence
 from dpsweep.orchestration.comparison.metrics import METRICS, known_metrics, main_metric
 from dpsweep.orchestration.comparison.settings import finished_settings
+from dpsweep.orchestration.report.page import comparison_page
 from dpsweep.orchestration.store.published import (
     PublishedGroup,
     PublishedPrivacy,
@@ -30,6 +32,7 @@ from dpsweep.workers.tasks import TASKS
 from tests.known import known as present
 from tests.orchestration.invoking import printed
 from tests.orchestration.report.pages import Page
+from tests.orchestration.sample_results import stored_sample
 from tests.orchestration.tracking.recordings import client_of, runs_of
 from tests.workers.data_folders import make_masks, make_numbers, make_texts, make_tokenizer
 
@@ -120,6 +123,28 @@ def test_the_report_speaks_of_the_task(ran: tuple[str, Path]) -> None:
         assert absent not in page.text
     assert {"group-accuracy", "utility-fairness", "accuracy", "loss"} <= set(page.plots)
     assert ("Every label, target or class" in page.text) == (task != "language_modelling")
+
+
+@pytest.mark.thinned(4)
+def test_headings_are_explained_for_their_task(ran: tuple[str, Path]) -> None:
+    task, output = ran
+    html = (output / "report.html").read_text()
+    of_main = in_a_sentence(main_metric(task).heading)
+    tooltips = dict(re.findall(r'title="([^"]*)">(Change|Change, points|Worst-served group)</th>', html))
+    assert {heading for meaning, heading in tooltips.items() if of_main in meaning} == {*tooltips.values()}
+    assert len(tooltips) == 2, "one for the change, one for the worst group"
+
+
+@pytest.mark.thinned(4)
+def test_beside_a_sweep_of_another_task_headings_say_whose_they_are(ran: tuple[str, Path], tmp_path: Path) -> None:
+    task, output = ran
+    compared = dpsweep.compare(output, stored_sample(tmp_path / "classes").root)
+    heads = compared.table().columns
+    assert heads.is_unique
+    words = task.replace("_", " ")
+    assert {f"Worst-served group ({words})", "Worst-served group (classification)", "Worst-case ε"} <= {*heads}
+    page = comparison_page(compared)
+    assert page.count(f"Worst-served group ({words})</") == 2, "a heading and its meaning"
 
 
 @pytest.mark.thinned(4)
