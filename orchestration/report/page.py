@@ -230,20 +230,22 @@ def _results(found: Findings, style: Style, panels: Mapping[Section, str], drawn
         explorer(found),
         settings_table(found, style),
         comparison_table(found, style),
-        _tuning(panels),
+        _tuning(panels, drawn),
         group_sizes_table(settings, style),
     )
 
 
-def _tuning(panels: Mapping[Section, str]) -> str:
-    """Return the subsection of curves over hyperparameters; "" if the sweep varies none."""
+def _tuning(panels: Mapping[Section, str], drawn: Collection[str]) -> str:
+    """Return the subsection of curves over hyperparameters; "" if the sweep neither varies nor tunes any."""
     if not panels["tuning"]:
         return ""
-    caption = (
-        "Lines join the settings of one method, model and ε; whiskers span the seeds. As tuned: each dot is a "
-        "candidate, its line joins the best at each value, and the large marker is what the setting was then trained "
-        "with; one at an end of its line asks for a wider range. Methods compare at their best values."
-    )
+    captions = {
+        "tuning: ": "Lines join the settings of one method, model and ε; whiskers span the seeds.",
+        "tried: ": "As tuned: each dot is a candidate, its line joins the best at each value, and the large marker is "
+        "what the setting was then trained with; one at an end of its line asks for a wider range.",
+    }
+    shown = (caption for kind, caption in captions.items() if any(name.startswith(kind) for name in drawn))
+    caption = " ".join([*shown, "Methods compare at their best values."])
     return f"<h3>Method or tuning?</h3>{_figures(panels['tuning'], caption, 'panels wide')}"
 
 

@@ -171,6 +171,9 @@ def test_swept_values_have_curves_by_method() -> None:
     by_seed = figures(replace(sample_sweep(), trials=tuple(chosen)))
     assert "tuning: accuracy against clipping bound" not in by_seed, "each seed of a private selection chooses a bound"
     assert not [name for name in figures(sample_sweep()) if name.startswith("tuning")]
+    said = Page(render(replace(sample_sweep(), trials=tuple(trials)))).text
+    assert "Lines join the settings of one method" in said
+    assert "As tuned" not in said, "no setting was tuned"
 
 
 def test_what_tuning_tried_has_a_curve_for_every_setting() -> None:
@@ -201,4 +204,6 @@ def test_what_tuning_tried_has_a_curve_for_every_setting() -> None:
     least = figures(replace(data, trials=(errors,)))["tried: mse, as tuned, against clipping bound"]
     assert list(least.data[1].y) == pytest.approx([0.68, 0.88]), "the smallest is the best"
     assert least.layout.yaxis.tickformat == ".3~g"
-    assert "asks for a wider range" in Page(render(data)).text
+    said = Page(render(data)).text
+    assert "asks for a wider range" in said
+    assert "Lines join the settings" not in said, "every setting has one bound"
