@@ -280,6 +280,12 @@ class Findings:
         known = [each for each in self._known(name, self.private) if self.interval(each, name) is not None]
         return len(known) if len(known) > 1 else 0
 
+    @property
+    def after_choice(self) -> str:
+        """Return words on why the interval of the best setting reaches further on one side; "" without a choice."""
+        among = self.choice(self.main.name)
+        return f" after choosing among {among}" if among else ""
+
     def interval_of_chosen(
         self, chosen: Setting, name: str, among: Iterable[Setting] | None = None
     ) -> ConfidenceInterval | None:

@@ -102,9 +102,7 @@ def decision(found: Findings, delta: float) -> list[str]:
         return [_nothing_to_take(found)]
     shown = found.main.format
     interval = found.interval_of_best(best, found.main.name)
-    among = found.choice(found.main.name)
-    choice = f" after choosing among {among}" if among else ""
-    within = f" [{between(interval, shown)}{choice}]" if interval else ""
+    within = f" [{between(interval, shown)}{found.after_choice}]" if interval else ""
     claim = "" if not best.reasons else ", an estimate and no guarantee"
     doubts, is_alone = unsure(found, best), min(len(found.private), len(best.trials)) == 1
     is_ahead = all(found.difference(best, each, found.main.name).verdict == "better" for each in found.rivals(best))
@@ -158,9 +156,9 @@ def _compared(found: Findings, best: Setting) -> str:
     return f"{amount(change, found.main.format)} {'below' if change < 0.0 else 'above'} no privacy{within}{chance}"
 
 
-def _ends(interval: ConfidenceInterval | None, shown: Format) -> str:
-    """Return the interval of a difference in brackets after its value; nothing without an interval."""
-    return f" [{between(interval, shown.of_differences)}]" if interval else ""
+def _ends(interval: ConfidenceInterval | None, shown: Format, remark: str = "") -> str:
+    """Return the interval of a difference in brackets after its value, with a remark; nothing without an interval."""
+    return f" [{between(interval, shown.of_differences)}{remark}]" if interval else ""
 
 
 def _against_baseline(
@@ -455,11 +453,11 @@ def _at_what_cost(found: Findings, best: Setting | None, style: Style) -> Tile:
         change, interval = _against_baseline(found, best)
         big = "unknown" if change is None else _signed(change, of.format)
         own, other = (of.format.one(each.mean(of.value)) for each in (best, found.baselines[0]))
-        common, ends = _in_common(found, best, of, interval), _ends(interval, of.format)
+        common, ends = _in_common(found, best, of, interval), _ends(interval, of.format, found.after_choice)
         chance = change is not None and is_shown(change, of.format) and _may_be_chance(interval)
         words.append(
             f"{sentence_start(word)} against the best training without privacy{common}{ends}: "
-            f"{own} for {other}{' over all seeds' * bool(common)}."
+            f"{own} with privacy, {other} without{' over all seeds' * bool(common)}."
             f"{' The difference may be chance.' * chance}"
         )
     if best is not None:

@@ -70,7 +70,8 @@ TERMS: Final[Mapping[str, str]] = {
     "Better, worse, not distinguishable, unknown": "Differences are paired: equal seed, equal split, equal test "
     "examples. Their intervals are widened so that all of them together hold in 95 of 100 sweeps (Bonferroni, over "
     "all pairs of private settings in each metric). A setting is better or worse where the interval leaves out 0, and "
-    "with one seed nothing is known. In sentences, intervals of the best of several settings allow for that choice.",
+    "with one seed nothing is known. In sentences, intervals of the best of several settings allow for that choice "
+    "and reach further than in tables.",
     "Pareto front": "The private settings that no other one of the same neighbouring data sets dominates in "
     "worst-case ε (two significant digits), {main} and the metric of the worst-served group. Beyond noise: none that "
     "costs as little is as good in both, by intervals.",

@@ -189,6 +189,11 @@ def test_the_decision_names_setting_quality_cost_and_who_is_served_worst() -> No
         f"[{_ends(found, best, 'worst_group_accuracy')}]."
     ).replace("-0", "−0").replace("[-", "[−").replace("to -", "to −").replace("1e−05", "1e-05")
     assert more == []
+    cost = answered(data, found)["At what cost?"].words[0]
+    assert f"{100 * against.high:+.1f} after choosing among 2]: ".replace("-", "−") in cost, "why one end is further"
+    alone, of_one, _ = in_sweep(*sweep_of({"none": (0.95, 0.93), "flat": (0.92, 0.80)}))
+    assert "after choosing" not in " ".join(headline(alone, of_one))
+    assert "after choosing" not in answered(alone, of_one)["At what cost?"].words[0]
 
 
 @pytest.mark.parametrize("seeds", [2, 5])
