@@ -30,6 +30,7 @@ from dpsweep.orchestration.comparison.formats import (
     plain_text,
     print_line,
     shortened,
+    uncapitalised,
 )
 from dpsweep.orchestration.comparison.ledger import composed
 from dpsweep.orchestration.comparison.metric_types import Metric, MetricTable
@@ -254,7 +255,7 @@ def _outcome_table(outcome: Outcome) -> Table:
     trials = without_changes(every) if outcome.unknown_cost else every
     metrics = columns(MetricTable.TERMINAL, worst.name, trials)
     heading, differences = _differences([(trial.key, trial.labels) for trial in trials])
-    shown = empty_table("trial", *heading, *(metric.heading.lower() for metric in metrics))
+    shown = empty_table("trial", *heading, *(uncapitalised(metric.heading) for metric in metrics))
     for trial, difference in zip(trials, differences, strict=True):
         style = None if trial.state is TrialState.FINISHED else trial.state.style
         remarks = (

@@ -29,7 +29,6 @@ from dpsweep.orchestration.comparison.formats import (
     at_most,
     clock,
     dim_table,
-    measured,
     no_progress,
     number,
     per_unit,
@@ -37,6 +36,7 @@ from dpsweep.orchestration.comparison.formats import (
     plain_text,
     seconds,
 )
+from dpsweep.orchestration.comparison.metrics import measured
 from dpsweep.orchestration.store.layout import SweepFiles, folder_at, sweep_at
 from dpsweep.orchestration.store.published import TrialState
 from dpsweep.orchestration.store.status import RecordingStatus

@@ -285,17 +285,6 @@ def is_shown(change: float, shown: Format) -> bool:
     return amount(change, shown) != amount(0.0, shown)
 
 
-def measured(accuracy: float | None, scores: Mapping[str, float]) -> str:
-    """Return a trial's result on test data as text: its accuracy, or the scores of another task.
-
-    >>> measured(0.9876, {}), measured(None, {"r2": 0.5321})
-    ('accuracy 98.8%', 'r2 0.532')
-    """
-    if not scores:
-        return f"accuracy {percent(accuracy)}"
-    return ", ".join(f"{name.replace('_', ' ')} {_fit(value)}" for name, value in scores.items())
-
-
 def reason_of(error: Exception) -> str:
     """Return the text of an error in one line, at most 300 characters; where it holds a traceback, its last line.
 
@@ -345,11 +334,25 @@ def sentence_start(words: str) -> str:
 def in_a_sentence(heading: str) -> str:
     """Return the heading of a metric inside a sentence, without its unit.
 
-    >>> in_a_sentence("Token accuracy, points"), in_a_sentence("TPR")
-    ('token accuracy', 'TPR')
+    >>> in_a_sentence("Token accuracy gap, points"), in_a_sentence("FPR, difference")
+    ('token accuracy gap', 'FPR, difference')
     """
-    words = heading.removesuffix(", points")
-    return words if words.isupper() else words[:1].lower() + words[1:]
+    return uncapitalised(without_unit(heading))
+
+
+def without_unit(heading: str) -> str:
+    """Return the heading of a metric without the unit of differences of shares."""
+    return heading.removesuffix(", points")
+
+
+def uncapitalised(words: str) -> str:
+    """Return words as a sentence goes on with them; names such as TPR and R² keep their letters.
+
+    >>> uncapitalised("Worst TPR"), uncapitalised("TPR at 1% FPR at most"), uncapitalised("R²")
+    ('worst TPR', 'TPR at 1% FPR at most', 'R²')
+    """
+    first = words.partition(" ")[0].rstrip(",")
+    return words if first.isupper() else words[:1].lower() + words[1:]
 
 
 UNBOUNDED = 100_000

@@ -6,7 +6,7 @@ To add a metric, add one entry to `METRICS`.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
 from dpsweep.accounting.registry import lookup
@@ -29,6 +29,7 @@ from dpsweep.orchestration.comparison.rate_metrics import (
     RATE_METRICS,
     SCORE_METRICS,
     WORST_GROUP_METRICS,
+    spoken,
 )
 from dpsweep.orchestration.comparison.tallies import ACCURACY, by_group, change, over_groups, overall
 from dpsweep.orchestration.comparison.values import (
@@ -307,6 +308,22 @@ def meanings_of(task: str | None) -> dict[str, str]:
 def main_metric(task: str) -> Metric:
     """Return the metric of the task's main score, such as accuracy."""
     return metric(task_called(task).main)
+
+
+def measured(accuracy: float | None, scores: Mapping[str, float]) -> str:
+    """Return the main score of a trial on test data as text: its accuracy, or the score of another task.
+
+    A status file of another version may have scores that no metric is called after: they keep their names.
+
+    >>> measured(0.9876, {}), measured(None, {"r2": 0.5321}), measured(None, {"mean_iou": 0.5321})
+    ('accuracy 98.8%', 'R² 0.532', 'mean IoU 53.2%')
+    """
+    found: Mapping[str, float | None] = scores or {"accuracy": accuracy}
+    known = {each.name: each for each in GROUP_METRICS if each.name in found}
+    return ", ".join(
+        f"{spoken(known[name])} {known[name].format.one(value)}" if name in known else f"{name} {NUMBER.one(value)}"
+        for name, value in found.items()
+    )
 
 
 def columns(place: MetricTable, worst_group: str, trials: Collection[PublishedTrial]) -> tuple[Metric, ...]:

@@ -247,13 +247,13 @@ _ODDS: Final = ("true_positive_rate", "false_positive_rate")
 RATE_METRICS = (
     _between_groups(
         "accuracy_gap",
-        "Accuracy gap",
+        "Accuracy gap, points",
         Extreme("gap", ("accuracy",)),
         "The best minus the worst accuracy of a group, in points.",
     ),
     _between_groups(
         "demographic_parity_difference",
-        "Demographic parity, difference",
+        "Demographic parity, difference, points",
         Extreme("gap", ("selection_rate",)),
         "The largest minus the smallest share of a group that is predicted as class 1. A model that predicts "
         "the same class for everybody has 0.",
@@ -266,7 +266,7 @@ RATE_METRICS = (
     ),
     _between_groups(
         "equalized_odds_difference",
-        "Equalised odds, difference",
+        "Equalised odds, difference, points",
         Extreme("gap", _ODDS),
         "The larger of the gaps between groups in true and in false positive rate, in points.",
     ),
@@ -278,7 +278,7 @@ RATE_METRICS = (
     ),
     _between_groups(
         "equal_opportunity_difference",
-        "Equal opportunity, difference",
+        "Equal opportunity, difference, points",
         Extreme("gap", ("true_positive_rate",)),
         "The largest minus the smallest true positive rate of a group, in points; the gap in false negative rate is "
         "the same.",
@@ -286,7 +286,7 @@ RATE_METRICS = (
     _between_groups("equal_opportunity_ratio", "Equal opportunity, ratio", Extreme("ratio", ("true_positive_rate",))),
     _between_groups(
         "false_positive_rate_difference",
-        "FPR, difference",
+        "FPR, difference, points",
         Extreme("gap", ("false_positive_rate",)),
         "The largest minus the smallest false positive rate of a group, in points.",
     ),
@@ -307,7 +307,7 @@ RATE_METRICS = (
     Metric(
         "user_accuracy_gap",
         "fairness/user_accuracy_gap",
-        "Gap over users",
+        "Gap over users, points",
         gap_between_groups(lambda group: group.user_accuracy),
         GAP,
         "The best minus the worst accuracy over users of a group, in points.",
@@ -392,7 +392,7 @@ def _worst(of: GroupMetric) -> Metric:
     return Metric(
         f"worst_group_{of.name}",
         f"fairness/worst_group_{of.name}",
-        "Worst-served group" if of.name in MAIN_SCORES else f"Worst {spoken(of)}",
+        "Worst-served group" if of.name in MAIN_SCORES else f"Worst {spoken(of)}{', points' * (of.format is POINTS)}",
         value,
         of.format,
         f"The group of the test data with the lowest {spoken(of)}, and that {spoken(of)}."

@@ -21,13 +21,13 @@ from dpsweep.orchestration.comparison.formats import (
     clock,
     dim_table,
     for_terminal,
-    measured,
     no_progress,
     per_unit,
     plain_text,
     print_line,
     seconds,
 )
+from dpsweep.orchestration.comparison.metrics import measured
 from dpsweep.orchestration.store.background import every
 from dpsweep.orchestration.store.published import TrialState
 from dpsweep.orchestration.store.status import SweepStatus, TrialStatus

@@ -21,7 +21,7 @@ from dpsweep.accounting.records.json_text import parsed_json
 from dpsweep.orchestration.comparison.claims import checked_record
 from dpsweep.orchestration.comparison.evidence import NO_EVIDENCE
 from dpsweep.orchestration.comparison.findings import findings
-from dpsweep.orchestration.comparison.formats import PERCENT, Format, at_most, per_unit
+from dpsweep.orchestration.comparison.formats import PERCENT, Format, at_most, per_unit, without_unit
 from dpsweep.orchestration.comparison.inventory import SweepSummary, sweeps_below
 from dpsweep.orchestration.comparison.metrics import METRICS, main_metric
 from dpsweep.orchestration.comparison.parameters import choices
@@ -309,7 +309,7 @@ def _parallel(trials: Sequence[PublishedTrial]) -> list[dict[str, Any]]:
         values = [each.value(trial) for trial in private]
         is_chosen = each.name in rows[0]
         if each.name in _AXES and not is_chosen and all(value is not None for value in values):
-            axes.append({"label": each.heading, "values": values, "unit": _unit(each.format)})
+            axes.append({"label": without_unit(each.heading), "values": values, "unit": _unit(each.format)})
     task = task_of(private)
     values = [main(trial) for trial in private]
     return [*axes, {"label": _main_word(task), "values": values, "unit": _unit(main_metric(task).format)}]

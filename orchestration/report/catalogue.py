@@ -59,8 +59,8 @@ def why_examples_are_missing(data: PublishedSweep) -> str:
 def _without_baseline(data: PublishedSweep, found: Findings) -> str:
     if found.unknown_cost:
         return "The baseline is of no use as a reference, so changes against it would say nothing."
-    if any(trial.is_selected for trial in data.trials):
-        return "Each trial of a private selection has a seed of its own, so that none is paired with a baseline."
+    if not found.private:
+        return "No private trial has finished."
     return (
         "No finished private trial has a non-private baseline with the same data, model and seed. "
         "Add “none” to the clipping methods of the sweep."

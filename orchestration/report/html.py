@@ -106,9 +106,12 @@ def marked_name(setting: Setting, style: Style) -> str:
 def key(settings: Iterable[Setting], style: Style) -> str:
     """Return the legend of colours, symbols and dashes; its buttons show and hide settings in the figures."""
     drawn = list(settings)
-    clippings = dict.fromkeys(setting.clipping for setting in drawn)
+    clippings = {each.clipping: style.symbol(each) if each.is_baseline else "circle" for each in drawn}
     schedules = dict.fromkeys(setting.schedule for setting in drawn if setting.schedule)
-    colours = [_button("clipping", name, _marker(style.colours[name], "circle"), name or "all") for name in clippings]
+    colours = [
+        _button("clipping", name, _marker(style.colours[name], symbol), name or "all")
+        for name, symbol in clippings.items()
+    ]
     symbols = [_button("schedule", name, _line(*style.looks[name]), name) for name in schedules]
     levels = dict.fromkeys(level for setting in drawn if (level := meta_of(setting)["epsilon"]))
     costs = [_button("epsilon", level, "", f"ε {level}") for level in levels] if len(levels) > 1 else []

@@ -24,7 +24,7 @@ from dpsweep.orchestration.comparison.across_sweeps import (
 )
 from dpsweep.orchestration.comparison.evidence import NO_EVIDENCE, Evidence
 from dpsweep.orchestration.comparison.findings import Findings, findings
-from dpsweep.orchestration.comparison.formats import KINDS, at_most, first_few, sentence_start
+from dpsweep.orchestration.comparison.formats import KINDS, at_most, first_few, sentence_start, without_unit
 from dpsweep.orchestration.comparison.metric_types import Metric
 from dpsweep.orchestration.comparison.metrics import METRICS
 from dpsweep.orchestration.comparison.rate_metrics import GROUP_METRICS, group_metric, spoken
@@ -208,9 +208,11 @@ def _results(found: Findings, style: Style, panels: Mapping[Section, str], drawn
     if not settings:
         return ""
     caption = (
-        "Each marker is a setting, averaged over its seeds (faint dots); whiskers span the seeds. A dark ring marks "
-        "the Pareto front."
+        "Each marker is a setting, averaged over its seeds (faint dots); whiskers span the seeds. Grey is without "
+        "privacy."
     )
+    if any(not setting.is_baseline for setting in settings):
+        caption += " A dark ring marks the Pareto front of the private settings."
     if any(style.places.values()):
         caption += " Shades and open markers tell settings of one method apart: point at one for its name."
     if "group-size" in drawn:
@@ -385,8 +387,7 @@ def explorer_data(found: Findings, style: Style) -> dict[str, Any]:
     names, shown = group_names(*found.settings), _shown(found)
     return {
         "metrics": {
-            metric.name: {"title": metric.heading.removesuffix(", points"), "share": metric.format.is_share}
-            for metric in shown
+            metric.name: {"title": without_unit(metric.heading), "share": metric.format.is_share} for metric in shown
         },
         "settings": [
             {
@@ -430,7 +431,7 @@ def explorer(found: Findings) -> str:
     if len(found.settings) < 2 or not shown:
         return ""
     names = group_names(*found.settings)
-    axes = [(each.name, each.heading.removesuffix(", points")) for each in shown]
+    axes = [(each.name, without_unit(each.heading)) for each in shown]
     controls = (
         _select("explore-x", "Across", axes, found.main.name),
         _select("explore-y", "Up", axes, found.worst_group.name if found.has_groups else "epsilon"),

@@ -30,6 +30,7 @@ from dpsweep.orchestration.comparison.formats import (
     number,
     per_unit,
     sentence_start,
+    without_unit,
 )
 from dpsweep.orchestration.comparison.intervals import ConfidenceInterval
 from dpsweep.orchestration.comparison.metric_types import GroupMetric, Metric, MetricTable
@@ -117,9 +118,7 @@ def comparison_table(found: Findings, style: Style) -> str:
         differences = [found.difference(one, other, name) for name in found.headline]
         if any(each.interval for each in differences):
             rows.append((marked_name(one, style), marked_name(other, style), *map(_verdict, differences)))
-    heads = (
-        f"{of.heading.removesuffix(', points')}{', points' * of.format.is_share}" for of in map(metric, found.headline)
-    )
+    heads = (f"{without_unit(of.heading)}{', points' * of.format.is_share}" for of in map(metric, found.headline))
     return _titled("What can be told apart", ("Setting", "against"), heads, rows)
 
 

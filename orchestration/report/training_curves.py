@@ -22,7 +22,7 @@ from dpsweep.orchestration.comparison.formats import NUMBER, Format
 from dpsweep.orchestration.comparison.group_references import VADHAN, compare_groups, linear_heading
 from dpsweep.orchestration.comparison.metrics import metric
 from dpsweep.orchestration.comparison.parameters import parameter_in_words
-from dpsweep.orchestration.comparison.rate_metrics import spoken
+from dpsweep.orchestration.comparison.rate_metrics import WORST_GROUP_METRICS, group_metric, spoken, spoken_worst
 from dpsweep.orchestration.comparison.settings import Setting
 from dpsweep.orchestration.comparison.statistics import spread
 from dpsweep.orchestration.report.figures import (
@@ -353,11 +353,18 @@ def searched_curves(scene: Scene) -> dict[str, Plot]:
             _add_search(figure, scene, setting, found, place)
         if figure.data:
             score = tuned[0][1].by
-            by = score.replace("_", " ")
+            by = _score_in_words(score)
             _label_values(figure, place)
             figure.update_yaxes(title_text=f"{by}, as tuned", **look_of(metric(score).format))
             drawn[f"{by}, as tuned, against {parameter_in_words(place)}"] = figure
     return drawn
+
+
+def _score_in_words(score: str) -> str:
+    worst = metric(score)
+    if worst in WORST_GROUP_METRICS.values():
+        return f"{spoken_worst(worst)} of the worst-served group"
+    return spoken(group_metric(score))
 
 
 def _add_search(figure: Plot, scene: Scene, setting: Setting, found: PublishedTuning, place: str) -> None:

@@ -178,7 +178,7 @@ def test_the_best_and_the_table_go_by_its_main_number(ran: tuple[str, Path]) -> 
     columns = set(sweep.results(all_columns=True).columns)
     assert {f"worst_group_{TASKS[task].main}", f"setting.intervals.{TASKS[task].main}.low"} <= columns
     assert not OF_CLASSIFICATION & columns
-    assert TASKS[task].main.replace("_", " ") in printed("status", output)
+    assert f"{in_a_sentence(main_metric(task).heading)} " in printed("status", output)
 
 
 @pytest.mark.parametrize(

@@ -8,8 +8,17 @@ from dataclasses import replace
 import pytest
 
 from dpsweep.accounting.mechanism.units import UnitName
-from dpsweep.orchestration.comparison.metrics import final_metrics, known_metrics, known_of_groups, metric, of_task
-from dpsweep.orchestration.comparison.rate_metrics import RATE_METRICS, WORST_GROUP_METRICS
+from dpsweep.orchestration.comparison.formats import GAP, POINTS
+from dpsweep.orchestration.comparison.metric_types import GroupMetric, Metric
+from dpsweep.orchestration.comparison.metrics import (
+    METRICS,
+    final_metrics,
+    known_metrics,
+    known_of_groups,
+    metric,
+    of_task,
+)
+from dpsweep.orchestration.comparison.rate_metrics import GROUP_METRICS, RATE_METRICS, WORST_GROUP_METRICS
 from dpsweep.orchestration.comparison.settings import finished_settings, served_worst, shown_over_seeds
 from dpsweep.orchestration.comparison.statistics import Spread, spread
 from dpsweep.orchestration.comparison.values import further_numbers, worst_over_median
@@ -61,6 +70,14 @@ OF_COUNTS = {
     "worst_group_accuracy",
     "worst_group_accuracy_change",
 }
+
+
+def test_a_heading_says_when_its_numbers_are_points() -> None:
+    """Percentages carry their sign; differences of shares are bare numbers."""
+    every: list[Metric | GroupMetric] = [*METRICS, *GROUP_METRICS]
+    in_points = {each.name for each in every if each.format in (POINTS, GAP)}
+    assert {each.name for each in every if each.heading.endswith(", points")} == in_points
+    assert {"accuracy_gap", "worst_group_accuracy_change", "false_positive_rate_difference"} <= in_points
 
 
 def test_rates_follow_from_counts() -> None:

@@ -291,6 +291,16 @@ def test_the_page_compares_by_the_chosen_metric_of_the_worst_group() -> None:
     assert '<option value="worst_group_accuracy_change" selected>' in render(data)
 
 
+def test_a_sweep_says_why_it_has_no_changes_against_a_baseline() -> None:
+    data = sample_sweep()
+    baselines = tuple(trial for trial in data.trials if trial.is_baseline)
+    alone = Page(render(replace(data, trials=baselines))).text
+    assert "No private trial has finished." in alone
+    assert "Pareto front of" not in alone, "no ring is drawn"
+    text = Page(rendered("raw")).text
+    assert "Grey is without privacy. A dark ring marks the Pareto front of the private settings." in text
+
+
 def test_the_pareto_front_drops_what_is_beaten() -> None:
     assert pareto_front([(1.0, 1.0), (2.0, 0.5), (2.0, 2.0), (1.0, 1.0)]) == (0, 1, 3)
     assert pareto_front([]) == ()

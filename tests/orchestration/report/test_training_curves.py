@@ -201,7 +201,7 @@ def test_what_tuning_tried_has_a_curve_for_every_setting() -> None:
     assert (crowded.tickvals, crowded.dtick) == (None, "D2"), "labels that would overlap"
     assert "tried: accuracy, as tuned, against optimizer learning rate" in figures(data)
     errors = replace(trials[0], tuning=replace(known(trials[0].tuning), by="mse"))
-    least = figures(replace(data, trials=(errors,)))["tried: mse, as tuned, against clipping bound"]
+    least = figures(replace(data, trials=(errors,)))["tried: mean squared error, as tuned, against clipping bound"]
     assert list(least.data[1].y) == pytest.approx([0.68, 0.88]), "the smallest is the best"
     assert least.layout.yaxis.tickformat == ".3~g"
     said = Page(render(data)).text
