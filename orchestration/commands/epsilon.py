@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from dpsweep.accounting.accountants.account import account
@@ -35,7 +34,7 @@ from dpsweep.accounting.mechanism.reasons import Reason, in_words, union, weaken
 from dpsweep.accounting.mechanism.schedules import parse_schedule
 from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.accounting.records.trial_files import TrialFiles
-from dpsweep.orchestration.commands.options import whole_numbers, write_file
+from dpsweep.orchestration.commands.options import show, whole_numbers, write_file
 from dpsweep.orchestration.commands.run_flags import (
     SELECTION,
     AccountantName,
@@ -263,10 +262,8 @@ def _deltas(request: EpsilonRequest) -> tuple[float, ...]:
 
 def _print_tables(found: EpsilonAnswers) -> None:
     """Print the tables, the notes below them, and which files were written."""
-    terminal = Console()
-    console = terminal if terminal.is_terminal else Console(width=160)
     for table in _tables(found):
-        console.print(table)
+        show(table)
     for note in _notes(found):
         typer.echo(f"note: {note}")
     if found.request.plot is not None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import Console, Group, RenderableType
 from rich.measure import Measurement
 from rich.table import Table
 
@@ -146,6 +146,10 @@ def show(renderable: RenderableType) -> None:
     On a terminal, text wraps between words, and a table that is too wide is stacked (`Fitting`). Elsewhere each row and
     each text is one line.
     """
+    if isinstance(renderable, Group):  # so that a long address widens no table
+        for part in renderable.renderables:
+            show(part)
+        return
     console = stdout()
     shown = Fitting(renderable) if console.is_terminal and isinstance(renderable, Table) else renderable
     needed = Measurement.get(console, console.options.update(width=UNBOUNDED), shown)

@@ -11,7 +11,7 @@ from typing import Final
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
-from rich.measure import Measurement
+from rich.measure import Measurement, measure_renderables
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -393,19 +393,38 @@ class Fitting:
         return Measurement(widest, Measurement.get(console, options, self.table).maximum)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
-        for column in self.table.columns:
-            if column.no_wrap:  # rich takes the longest word for what it needs, and squeezes the others below theirs
-                column.min_width = max(cell_len(_words(cell)) for cell in (column.header, *column.cells))
-        needed = Measurement.get(console, options.update(width=UNBOUNDED), self.table)
-        if needed.minimum <= options.max_width:
+        spare = self._share_out(console, options)
+        if spare >= 0:
             yield self.table
             return
+        if self.table.title:
+            yield self.table.title
         first, *others = self.table.columns
         for place, (name, row) in enumerate(zip(first.cells, self.table.rows, strict=True)):
             cells = ((_words(column.header), _words(list(column.cells)[place])) for column in others)
             words = "; ".join(f"{heading} {cell}".strip() for heading, cell in cells if cell not in ("", MISSING))
             yield Text(_words(name), style=row.style or "bold", no_wrap=True, overflow="ignore")
             yield Padding(Text(words, style=row.style or "", overflow="fold"), (0, 0, 0, 2))
+
+    def _share_out(self, console: Console, options: ConsoleOptions) -> int:
+        """Give each column its longest word, the first columns more where there is room; return the room that is left,
+        negative where the table does not fit.
+
+        Rich itself squeezes columns below their words before it widens others.
+        """
+        unbounded = options.update(width=UNBOUNDED)
+        columns = self.table.columns
+        for column in columns:
+            column.width = None  # of a narrower or wider terminal
+        needed = [measure_renderables(console, unbounded, [column.header, *column.cells]) for column in columns]
+        around = Measurement.get(console, unbounded, self.table).maximum - sum(each.maximum for each in needed)
+        for column, each in zip(columns, needed, strict=True):
+            column.width = each.maximum if column.no_wrap else each.minimum
+        spare = options.max_width - around - sum(column.width or 0 for column in columns)
+        for column, each in zip(columns, needed, strict=True):
+            wider = max(0, min(spare, each.maximum - (column.width or 0)))
+            column.width, spare = (column.width or 0) + wider, spare - wider
+        return spare
 
 
 def _words(cell: RenderableType) -> str:

@@ -6,15 +6,17 @@ import io
 import re
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
-from rich.console import Console
+from rich.console import Console, Group
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
 from dpsweep import orchestration
+from dpsweep.orchestration.commands import options
 from dpsweep.orchestration.comparison.formats import Fitting, seconds
 from dpsweep.orchestration.pipeline import progress
 from dpsweep.orchestration.pipeline.progress import IF_IT_HANGS, ConsoleDisplay, _picture
@@ -56,6 +58,33 @@ def test_no_column_is_squeezed_below_its_words() -> None:
     table.add_row(KEY, "model logistic", "m: 88.3%")
     assert "differs in model logistic; worst-served group m: 88.3%" in " ".join(printed(Fitting(table), 83))
     assert "logistic" in [line.strip() for line in printed(Fitting(table), 88)], "wrapped at a blank"
+
+
+@pytest.mark.parametrize("width", range(40, 90, 3))
+def test_a_table_at_any_width_keeps_its_words_and_its_title(width: int) -> None:
+    table = Table("unit", "at least", "accountant", "adjacency", "kind", title="bounds by a very long title")
+    table.add_row("group of 2", "7.21% (7.20%)", "pld", "add_remove", "guarantee")
+    fitting = Fitting(table)
+    printed(fitting, 95 - width)  # a terminal may change its width
+    lines = printed(fitting, width)
+    words = "".join(" ".join(lines).split())
+    assert max(map(len, lines)) <= width
+    for word in ("add_remove", "guarantee", "accountant", "7.21%", "(7.20%)", "group", "bounds"):
+        assert word in words
+    assert "…" not in words
+    assert not any(line.startswith("│") and not line.endswith("│") for line in lines), "no border is cut off"
+
+
+def test_a_long_address_widens_no_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = io.StringIO()
+    console = partial(Console, file=file, force_terminal=True, width=80, color_system=None)
+    monkeypatch.setattr(options, "stdout", console)
+    table = Table("trial", "state", "epsilon", "on test data", box=None)
+    table.add_row(Text(KEY), "finished", "none (not private)", "accuracy 77.5%")
+    options.show(Group("http://127.0.0.1:5000/#/" + "x" * 100, Fitting(table)))
+    address, key, values = [line.rstrip() for line in file.getvalue().splitlines()]
+    assert (len(address), key) == (124, KEY)
+    assert values == "  state finished; epsilon none (not private); on test data accuracy 77.5%"
 
 
 def test_one_module_makes_texts_of_what_others_wrote() -> None:

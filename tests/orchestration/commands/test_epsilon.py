@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from dpsweep.accounting import (
     PoissonSampling,
@@ -17,6 +18,7 @@ from dpsweep.accounting import (
     privacy_curve,
 )
 from dpsweep.accounting.mechanism.rounds import LARGEST_GROUP
+from dpsweep.orchestration.commands import options
 from dpsweep.orchestration.comparison.formats import at_least_share, at_most_share
 from tests.orchestration.commands.test_calculator import TRACE, Answer, Trial, answer, dpsweep, trial
 from tests.orchestration.processes import Command
@@ -61,6 +63,14 @@ def test_given_records_have_attacks_but_no_reconstruction(answer: Answer, trial:
     assert (pair["risk"]["kind"], pair["risk"]["unit"]) == ("estimate", "2 given examples")
     assert pair["risk"]["reconstruction"] is None
     assert worst["risk"]["reconstruction"] > 0.01
+
+
+def test_a_narrow_terminal_cuts_no_number(dpsweep: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(options, "stdout", lambda: Console(force_terminal=True, width=80, color_system=None))
+    code, out, err = dpsweep(f"{EPSILON} --group-size 1,2 --risk")
+    assert (code, err) == (0, "")
+    assert "add_remove" in out
+    assert "…" not in out
 
 
 def test_the_curve_stands_alone_with_both_bounds(dpsweep: Command, tmp_path: Path) -> None:
