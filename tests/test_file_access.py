@@ -80,6 +80,33 @@ def test_files_of_a_sweep_are_opened_in_one_module() -> None:
     assert set(ELSEWHERE) == set(found), "what is listed opens files"
 
 
+def test_every_text_has_an_encoding() -> None:
+    """That of the locale may lack a character, such as one of a column or a group."""
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for package in ("accounting", "workers", "orchestration", "dpsweep")
+        for path in (ROOT / package).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and _is_of_text(node) and "encoding" not in {each.arg for each in node.keywords}
+    ]
+    assert found == []
+
+
+def _is_of_text(call: ast.Call) -> bool:
+    """Return whether a call reads or writes a file as text, or what a process prints."""
+    match call.func:
+        case ast.Attribute(attr="read_text" | "write_text"):
+            return True
+        case ast.Name(id="open"):
+            return len(call.args) < 2 or "b" not in ast.unparse(call.args[1])
+        case _:
+            return any(each.arg in ("text", "universal_newlines") for each in call.keywords) and _is_process(call)
+
+
+def _is_process(call: ast.Call) -> bool:
+    return ast.unparse(call.func).startswith("subprocess.")
+
+
 def test_stored_json_is_parsed_in_one_module() -> None:
     """Others would not notice that it is nested more deeply than Python follows."""
     of_its_own_text = {"accounting/records/json_text.py", "orchestration/sweeps/text.py"}

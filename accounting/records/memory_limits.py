@@ -16,7 +16,10 @@ _GROUPS: Final = "/sys/fs/cgroup"
 def half_of_memory() -> int:
     """Return half of the bytes that this process may use: of the machine's memory, or that of its container."""
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    with contextlib.suppress(OSError), open("/proc/self/cgroup") as groups:  # a system without control groups
+    with (
+        contextlib.suppress(OSError),
+        open("/proc/self/cgroup", encoding="utf-8", errors="surrogateescape") as groups,
+    ):  # a system without control groups
         limits += limits_of_groups(groups.read(), _GROUPS)
     return min(limits) // 2
 
@@ -37,7 +40,7 @@ def limits_of_groups(groups: str, root: str) -> Iterator[int]:
             continue
         around = path.rstrip("/")
         while True:
-            with contextlib.suppress(OSError, ValueError), open(f"{folder}{around}/{name}") as limit:
+            with contextlib.suppress(OSError, ValueError), open(f"{folder}{around}/{name}", encoding="utf-8") as limit:
                 yield int(limit.read())  # not of "max", which is none
             if not around:
                 break

@@ -8,6 +8,7 @@ interruption.
 from __future__ import annotations
 
 import errno
+import io
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -209,6 +210,7 @@ for _command in (cluster_jobs.drive, cluster_jobs.tell_failed):
 def main() -> None:
     """Run the command; print errors that a user can act on, one line each, and set the exit code."""
     try:
+        _print_in_any_encoding()
         require_harmless_working_directory()
         with ended_by_signals():
             app()
@@ -223,6 +225,13 @@ def main() -> None:
             raise
         print("error: the disk is full; free some space, and the same command continues", file=sys.stderr)
         sys.exit(1)
+
+
+def _print_in_any_encoding() -> None:
+    """Print characters that the encoding of the output lacks, such as ε in Latin-1, as escapes."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # None where it is closed
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _print_error(error: DpsweepError) -> None:

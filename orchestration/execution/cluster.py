@@ -228,6 +228,11 @@ def _start_embedded() -> None:
                 configure_logging=False,
                 object_store_memory=_OBJECT_STORE_BYTES,
             )
+    except UnicodeEncodeError as error:  # it stores the command line and the working directory as text
+        raise InvalidInput(
+            f"Ray takes names in UTF-8 alone, and this has other bytes: {ascii(error.object)[1:-1]}; rename the file "
+            "or folder"
+        ) from error
     except Exception as error:  # Ray raises nothing narrower if its processes do not start in time
         reason = " ".join(str(error).split())
         raise InvalidInput(

@@ -108,7 +108,7 @@ def _published(data: PublishedSweep, page: bytes, found: Findings, pages: Path) 
         (pages / "report.html").write_bytes(page)
     (pages / "figures").mkdir()
     for name, figure in figures_for_mlflow(with_known_changes(data, found.unknown_cost), found.useless).items():
-        (pages / "figures" / f"{name}.html").write_text(figure)
+        (pages / "figures" / f"{name}.html").write_text(figure, encoding="utf-8")
     return Published(headline(data, found), decided_on(data, found), comparison(found), found.unknown_cost)
 
 

@@ -489,7 +489,7 @@ _LACK_OF_MEMORY = (
 def _lacked_memory(trial: Any) -> bool:
     """Return whether the last failure of a trial was that Ray killed its worker for lack of memory."""
     try:
-        text = Path(trial.error_file or "").read_text()
+        text = Path(trial.error_file or "").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return False
     return "low on memory" in text.rpartition("Failure # ")[2]

@@ -125,7 +125,9 @@ def one_page(page: str) -> str:
 def _run(command: Sequence[str]) -> str:
     """Run the browser; return the last line that it said."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE, check=False)
+        done = subprocess.run(
+            command, capture_output=True, encoding="utf-8", errors="replace", timeout=_PATIENCE, check=False
+        )
     except subprocess.TimeoutExpired:
         return f"it took more than {_PATIENCE:.0f} s"
     return next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "")

@@ -66,9 +66,15 @@ def default_output(name: str) -> str:
 def output_files(output: str | None, name: str) -> SweepFiles:
     """Return the files of a sweep called ``name`` that is written to ``output``, or to its default folder.
 
-    Raises: InvalidInput as `absolute`, and for a local path that is a file or leads through one, or that is too long.
+    Raises: InvalidInput as `absolute`, and for a path that is no UTF-8, which neither Ray nor MLflow stores. Also for a
+    local path that is a file or leads through one, or that is too long.
     """
     root = absolute(default_output(name) if output is None else output)
+    if any("\ud800" <= character <= "\udfff" for character in root):
+        raise InvalidInput(
+            f"--output {ascii(root)[1:-1]}: its name is no UTF-8, or the locale is of another encoding; name another "
+            "folder, or set LC_ALL=C.UTF-8"
+        )
     if "://" not in root:
         try:
             os.stat(root)

@@ -77,7 +77,7 @@ def cluster_token() -> str | None:
     if given := os.environ.get("RAY_AUTH_TOKEN"):
         return given.strip()
     file = Path(os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token")
-    return file.read_text().strip() if file.is_file() else None
+    return file.read_text(encoding="utf-8").strip() if file.is_file() else None
 
 
 def _key(token: str, salt: bytes) -> bytes:

@@ -201,8 +201,8 @@ def _described(trained: TrainingResult, model_id: str, folder: Path) -> Model:
     if trained.example_row is not None and trained.example_prediction is not None:
         inputs, outputs = _schema(trained.example_row), _schema(trained.example_prediction)
         rows = [trained.example_row]
-        Path(folder, EXAMPLE_FILENAME).write_text(json.dumps(rows))
-        Path(folder, SERVING_INPUT_FILENAME).write_text(json.dumps({"inputs": rows}))
+        Path(folder, EXAMPLE_FILENAME).write_text(json.dumps(rows), encoding="utf-8")
+        Path(folder, SERVING_INPUT_FILENAME).write_text(json.dumps({"inputs": rows}), encoding="utf-8")
         example = {
             "artifact_path": EXAMPLE_FILENAME,
             "type": "json_object",

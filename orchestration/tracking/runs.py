@@ -171,7 +171,7 @@ class MlflowRuns:
         """Store text files with the run, by name; as `attach_files`."""
         with tempfile.TemporaryDirectory() as folder:
             for name, text in texts.items():
-                Path(folder, name).write_text(text)
+                Path(folder, name).write_text(text, encoding="utf-8")
             self.attach_files(run_id, Path(folder))
 
     def attach_files(self, run_id: str, folder: Path) -> None:

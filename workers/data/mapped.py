@@ -146,7 +146,7 @@ def digest_of_parts(*parts: str | bytes | memoryview) -> str:
 def _exclusively(lock: Path) -> Iterator[None]:
     """Hold an exclusive lock among the processes of this node, so that only one writes the files."""
     make_private_file(str(lock))
-    with lock.open("a") as opened:
+    with lock.open("ab") as opened:
         fcntl.flock(opened, fcntl.LOCK_EX)
         yield
 

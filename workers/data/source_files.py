@@ -126,7 +126,7 @@ def opened_picture(file: Path | IO[bytes]) -> Iterator[Image.Image]:
 def _silence_libtiff() -> None:
     """Keep libtiff, which Pillow has loaded, from lines of its own on stderr about the content of damaged pictures."""
     with contextlib.suppress(OSError, AttributeError):  # a system without /proc, or a Pillow without libtiff
-        mapped = (line.split(maxsplit=5)[5:] for line in Path("/proc/self/maps").read_text().splitlines())
+        mapped = (line.split(maxsplit=5)[5:] for line in os.fsdecode(Path("/proc/self/maps").read_bytes()).splitlines())
         for library in {path for path in itertools.chain.from_iterable(mapped) if "/libtiff" in path}:
             ctypes.CDLL(library).TIFFSetErrorHandler(None)
 

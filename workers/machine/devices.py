@@ -144,7 +144,7 @@ def gpus_seen() -> str:
 def _driver() -> str:
     """Return the version of NVIDIA's kernel driver, in words."""
     try:
-        words = _DRIVER.read_text().split("Module")[1].split()
+        words = _DRIVER.read_text(encoding="utf-8", errors="replace").split("Module")[1].split()
     except (OSError, IndexError):
         return "no NVIDIA driver is loaded"
     return f"the NVIDIA driver is {next((word for word in words if word[0].isdigit()), 'of unknown version')}"
@@ -200,7 +200,7 @@ def rounding_of(device: torch.device) -> str:
 
 def _cpu_name() -> str:
     with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
+        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines():
             if line.startswith("model name"):
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()

@@ -39,7 +39,7 @@ def peak_bytes() -> int:
     Falls back to `getrusage`, because on Linux its value includes the peak of the parent process.
     """
     try:
-        lines = Path("/proc/self/status").read_text().splitlines()
+        lines = Path("/proc/self/status").read_text(encoding="utf-8", errors="replace").splitlines()
         return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
     except (OSError, StopIteration):
         return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

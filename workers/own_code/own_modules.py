@@ -234,6 +234,8 @@ _HEADER: Final = 16
 
 def process_start() -> float:
     """Return a time before this process began, in seconds since 1970. Raises: OSError where the system has no /proc."""
-    ticks = float(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-    booted = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime"))
+    ticks = float(Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[19])
+    booted = next(
+        line for line in Path("/proc/stat").read_text(encoding="utf-8").splitlines() if line.startswith("btime")
+    )
     return float(booted.split()[1]) + ticks / os.sysconf("SC_CLK_TCK") - 2.0

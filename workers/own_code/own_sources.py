@@ -101,7 +101,7 @@ def _standard_library() -> Path:
 @cache
 def _installed_in(folder: Path) -> frozenset[str]:
     """Return the names in ``folder`` that the records of packages installed there begin with."""
-    records = (record.read_text() for record in folder.glob("*.dist-info/RECORD"))
+    records = (record.read_text(encoding="utf-8", errors="replace") for record in folder.glob("*.dist-info/RECORD"))
     return frozenset(re.split("[/,]", line)[0] for record in records for line in record.splitlines())
 
 

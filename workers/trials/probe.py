@@ -110,6 +110,6 @@ _RESET_PEAK: Final = Path("/proc/self/clear_refs")
 def _forget_peak(device: torch.device) -> None:
     """Reset the memory peaks; if the system cannot, later readings include the peak of the process so far."""
     with contextlib.suppress(OSError):
-        _RESET_PEAK.write_text("5")
+        _RESET_PEAK.write_bytes(b"5")
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.orchestration.processes import Command, dpsweep
+from tests.orchestration.processes import Command, dpsweep, environment
 from tests.orchestration.sample_grids import small
 
 PUBLIC = {"name": "digits", "public_fraction": 0.2}
@@ -105,6 +107,37 @@ def test_an_output_that_is_a_file_is_refused_and_stays(address: str, below: str,
     said = f"error: --output {output}: {tmp_path}/notes is a file, not a folder; name another folder with --output"
     assert (done.returncode, line) == (2, said)
     assert (tmp_path / "notes").read_text() == "mine"
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1", "utf-8"])
+def test_an_output_whose_encoding_lacks_a_character_gets_its_escape(encoding: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "dpsweep", "plan", str(write(tmp_path))]
+    done = subprocess.run(command, capture_output=True, env=environment(PYTHONIOENCODING=encoding), check=False)
+    assert (done.returncode, b"Traceback" in done.stderr) == (0, False)
+    assert "ε at δ = 1e-05".encode(encoding, "backslashreplace") in done.stdout
+
+
+@pytest.mark.parametrize("address", ["local", "in-process"])
+def test_an_output_that_is_no_utf8_is_refused(address: str, tmp_path: Path) -> None:
+    """Neither Ray nor MLflow stores its name."""
+    output = f"{tmp_path}/\udcff"
+    done = dpsweep("run", write(tmp_path), "--output", output, "--address", address, "--tracking-uri", "none")
+    line = done.stderr.splitlines()[-1]
+    assert done.returncode == 2
+    assert line.startswith(f"error: --output {tmp_path}/\\udcff: its name is no UTF-8")
+    assert [each.name for each in tmp_path.iterdir()] == ["sweep.yaml"], "nothing was started"
+
+
+def test_a_working_directory_that_is_no_utf8_is_refused_where_ray_would_store_its_name(tmp_path: Path) -> None:
+    """By whatever starts Ray, such as a parallel accounting of trials in it."""
+    (tmp_path / "\udcff").mkdir()
+    file = write(tmp_path / "\udcff")
+    command = [sys.executable, "-m", "dpsweep", "run", str(file), "--output", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, env=environment(), check=False, text=True)
+    line = done.stderr.splitlines()[-1]
+    assert done.returncode == 2
+    assert line.startswith("error: Ray takes names in UTF-8 alone, and this has other bytes: ")
+    assert line.endswith("; rename the file or folder")
 
 
 def test_an_address_without_a_cluster_is_a_mistake(tmp_path: Path) -> None:
