@@ -94,6 +94,7 @@ def test_more_comparisons_widen_every_interval(sample: Findings) -> None:
     one, many = (present(sample.evidence.difference(flat, own, "accuracy", comparisons=count)) for count in (1, 6))
     assert many.high - many.low > 1.2 * (one.high - one.low)
     assert sample.comparisons == 6, "three pairs of private settings by two metrics"
+    assert sample.difference(flat, own, "accuracy").interval == many
 
 
 def test_shares_differ_by_at_most_everything(sample: Findings) -> None:
