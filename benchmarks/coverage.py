@@ -248,6 +248,13 @@ def _cases() -> dict[str, Case]:
             )
             for r in (2, 5)
         },
+        **{
+            f"splits-{s}x{r}": Case(
+                replace(small, logits=_equal(4, 1.7), runs=r, splits=s, of_run=0.1, of_split=0.3),
+                (means, differences, wrong_verdicts),
+            )
+            for s, r in ((2, 5), (3, 1), (3, 3), (5, 1))
+        },
         "splits": Case(replace(small, logits=_equal(2, 1.7), runs=1, splits=5), (means, differences)),
         "power-r5": Case(
             replace(small, logits=(*_equal(5, 1.7), (1.2,)), runs=5), (simultaneous, told_first_from_last("accuracy"))

@@ -37,8 +37,9 @@ class Population:
     """The population that a simulated sweep draws from.
 
     A model is right about an example with a probability whose logit is the mean of its setting and group, plus normal
-    effects. They belong to the example (common to all models), its user, the seed (common to all settings) and the run.
-    The mean of this probability is the true main score of every task: accuracy, R^2 or micro F1 (`_DRAWN`).
+    effects. They belong to the example (common to all models), its user, the seed (common to all settings), the run,
+    and the split of each setting. The mean of this probability is the true main score of every task: accuracy, R^2 or
+    micro F1 (`_DRAWN`).
 
     `sizes`: [G], test examples of each group.
     `logits`: [S, G], by private setting and group.
@@ -47,7 +48,8 @@ class Population:
     `modes`: chances of further effects of a run, such as that training collapses; none by default.
     `positives`: number of test examples of class 1 among the first; the others are of class 0. None: every second
     example.
-    `splits`: number of test sets, each with its own seeds.
+    `splits`: number of test sets, each with its own seeds. `of_split`: standard deviation of the effect of a split on
+    each setting.
     `rows`: examples of each user.
     `baseline`: logit of a non-private setting; None for no baseline.
     `task`: a name in `dpsweep.workers.tasks.TASKS`.
@@ -63,6 +65,7 @@ class Population:
     modes: tuple[tuple[float, float], ...] = ((1.0, 0.0),)
     positives: int | None = None
     splits: int = 1
+    of_split: float = 0.0
     rows: int = 1
     baseline: float | None = None
     task: str = "classification"
@@ -82,9 +85,12 @@ class Population:
         """Standard deviation of the effects of all runs of a private setting."""
         return self.of_run if isinstance(self.of_run, float) else self.of_run[setting]
 
+    def _spread_with_split(self, setting: int) -> float:
+        return math.hypot(self.of_split, self.spread(setting))
+
     def right(self, setting: int, group: int) -> float:
         """True probability that a model of the setting is right about an example of the group."""
-        return self._chance(self.logits[setting][group], self.spread(setting))
+        return self._chance(self.logits[setting][group], self._spread_with_split(setting))
 
     def _chance(self, logit: float, spread: float) -> float:
         total = math.hypot(self.of_example, self.of_user, self.of_seed, spread)
@@ -93,7 +99,8 @@ class Population:
 
     def without_privacy(self) -> float:
         """True accuracy of the baseline, whose runs have half the spread of the first setting's; NaN without one."""
-        return math.nan if self.baseline is None else self._chance(self.baseline, 0.5 * self.spread(0))
+        spread = math.hypot(self.of_split, 0.5 * self.spread(0))
+        return math.nan if self.baseline is None else self._chance(self.baseline, spread)
 
     def accuracy(self, setting: int) -> float:
         """True accuracy of a private setting."""
@@ -144,6 +151,7 @@ def drawn(population: Population, draw: np.random.Generator) -> dict[str, AnyOut
         tested = _TestSet(population, split, users if population.rows > 1 else None)
         for name, of_groups, spread in zip(names, logits, spreads, strict=True):
             effects = common + draw.normal(0.0, spread, population.runs)
+            effects += draw.normal(0.0, population.of_split) if population.of_split else 0.0
             if len(population.modes) > 1:
                 likely, moved = zip(*population.modes, strict=True)
                 effects += draw.choice(moved, population.runs, p=likely)

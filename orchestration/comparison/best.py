@@ -53,7 +53,8 @@ def unsure(found: Findings, best: Setting) -> list[str]:
     if finds_rare_classes(best, found.evidence, found.main, found.choice(found.main.name)):
         return [f"{best.name} {beats}, by balanced accuracy alone: compare settings by that, or by recall."]
     return [
-        f"{sentence_start(of_seeds(interval.runs))} cannot show that another run of {best.name} {beats}: add seeds."
+        f"{sentence_start(of_seeds(interval.runs, interval.is_of_splits))} cannot show that another run of {best.name} "
+        f"{beats}: add {'splits' if interval.is_of_splits else 'seeds'}."
     ]
 
 
@@ -352,7 +353,8 @@ def _difference(each: Difference, interval: ConfidenceInterval, shown: Format) -
     if says_nothing(of_other, signed):
         measured = f"{signed.one(of_other.value)}{shown.points}"
         return (
-            f"{each.other} (measured {measured}, but {of_seeds(interval.runs)} cannot tell: any difference is possible)"
+            f"{each.other} (measured {measured}, but {of_seeds(interval.runs, interval.is_of_splits)} cannot tell: any "
+            "difference is possible)"
         )
     alone = ", by test examples alone" * interval.is_of_one_seed
     return f"{each.other} (differs by {between(of_other, signed)}{shown.points}{alone})"

@@ -3,7 +3,8 @@
 Test examples, or the users whom they belong to, are resampled by the bootstrap, with the same resamples for every run
 on the same test set, so that runs stay paired. Seeds and splits are too few to resample: percentiles of 5 seeds cover
 about 84% in place of 95%. Their contribution is the variance between runs, with Student's t, which
-`dpsweep.orchestration.comparison.settings` pools over the private settings of a sweep. The variances are added, and the
+`dpsweep.orchestration.comparison.settings` pools over the private settings of a sweep. With several splits it is that
+between the means of splits: what a split decides is the same for all its seeds. The variances are added, and the
 degrees of freedom follow from Satterthwaite's approximation.
 
 The bootstrap says little of few examples. In differences, a share is therefore treated as if two more had been seen,
@@ -63,6 +64,11 @@ class ConfidenceInterval:
         return replace(self, low=low, high=high, corrected=corrected)
 
     @property
+    def is_of_splits(self) -> bool:
+        """Return whether its runs are on several splits of the data, so that more seeds of these tell little more."""
+        return self.covers == "splits, seeds and test examples"
+
+    @property
     def is_of_one_seed(self) -> bool:
         """Return whether it knows nothing of other seeds, so that it decides nothing about settings."""
         return self.covers == "test examples"
@@ -92,7 +98,7 @@ class RunValues:
 
 @dataclass(frozen=True)
 class SpreadOfSeeds:
-    """Variance between the runs of private settings, pooled; each [K, K] for one run and K numbers.
+    """Variance between the repeats of private settings (`repeats`), pooled; each [K, K] for one repeat and K numbers.
 
     `own`: covariance of the numbers of one setting.
     `shared`: covariance with the numbers of another setting of the same seed.
@@ -109,7 +115,7 @@ class SpreadOfSeeds:
     settings: int
 
     def of_mean(self, runs: int) -> _Pooled:
-        """Return the covariance of the means of one setting over its runs."""
+        """Return the covariance of the means of one setting over its repeats, ``runs`` of them."""
         part = self.own - self.shared
         return _Pooled(self.own / runs, self.own_chance / runs, self.shared / runs, part / runs, self)
 
@@ -166,10 +172,12 @@ class Moments:
 
     `bias`: of the bootstrap.
     `examples`: by resampling test examples.
-    `between`: between runs of one split;
+    `between`: between `repeats`;
     `chance`: its part that comes from single test examples, which ``examples`` contains.
     `freedom`: degrees of freedom of ``between``.
-    `by_split`: [splits, K], means.
+    `repeats`: their number.
+    `wider`: factor on variances between splits, for unequal numbers of seeds, and for splits that overlap, being of the
+    same data (Nadeau and Bengio 2003, Section 3.2).
     `settings`: 2 where the second half of the numbers is of another setting.
     """
 
@@ -179,10 +187,10 @@ class Moments:
     between: Array
     chance: Array
     freedom: int
-    by_split: Array
+    repeats: int
+    wider: float
     units: Array
     reach: Array
-    overlap: float
     runs: int
     covers: Covers
     settings: int = 1
@@ -192,11 +200,11 @@ class Moments:
 def moments(runs: RunValues, pool: SpreadOfSeeds | None = None) -> Moments:
     """Return moments of the means of one setting's runs."""
     own = _moments(runs)
-    return _with(own, None if pool is None else pool.of_mean(own.runs))
+    return _with(own, None if pool is None else pool.of_mean(own.repeats))
 
 
 def _with(own: Moments, pooled: _Pooled | None) -> Moments:
-    """Add the pooled spread of seeds; one run of each split cannot be compared with it."""
+    """Add the pooled spread; a single run cannot be compared with it."""
     return replace(own, pooled=pooled) if own.freedom else own
 
 
@@ -218,13 +226,13 @@ def paired(one: RunValues, other: RunValues, pool: SpreadOfSeeds | None = None) 
     pool: over settings as both of them are.
     """
     own = replace(_moments(joined_runs(one, other)), settings=2)
-    return _with(own, None if pool is None else pool.of_pair((own.runs, own.runs), is_paired=True))
+    return _with(own, None if pool is None else pool.of_pair((own.repeats, own.repeats), is_paired=True))
 
 
 def beside(one: RunValues, other: RunValues, pool: SpreadOfSeeds | None) -> Moments:
     """Return `paired` moments, where one is the baseline. pool: of each private setting `joined_runs` with it."""
     own = replace(_moments(joined_runs(one, other)), settings=2)
-    return _with(own, None if pool is None else pool.of_mean(own.runs))
+    return _with(own, None if pool is None else pool.of_mean(own.repeats))
 
 
 def unpaired(one: RunValues, other: RunValues, pool: SpreadOfSeeds | None = None) -> Moments:
@@ -239,41 +247,50 @@ def unpaired(one: RunValues, other: RunValues, pool: SpreadOfSeeds | None = None
         _blocks(first.between, second.between),
         _blocks(first.chance, second.chance),
         min(first.freedom, second.freedom),
-        np.concatenate((first.by_split[:1], second.by_split[:1]), axis=1),
+        min(first.repeats, second.repeats),
+        1.0,
         np.concatenate((first.units, second.units)),
         np.concatenate((first.reach, second.reach)),
-        max(first.overlap, second.overlap),
         least,
         first.covers if first.runs == least else second.covers,
         settings=2,
     )
-    return _with(found, None if pool is None else pool.of_pair((first.runs, second.runs), is_paired=False))
+    return _with(found, None if pool is None else pool.of_pair((first.repeats, second.repeats), is_paired=False))
+
+
+def repeats(runs: RunValues) -> RunValues:
+    """Return what is drawn anew for each repeat: the runs of one split, or of several splits the mean of each."""
+    names = np.unique(runs.splits)
+    if len(names) == 1:
+        return replace(runs, resampled=_known(runs))
+    means, resampled = (
+        np.stack([each[runs.splits == name].mean(0) for name in names]) for each in (runs.values, _known(runs))
+    )
+    return replace(runs, values=means, resampled=resampled, splits=np.zeros(len(names), dtype=np.int64))
 
 
 def _moments(runs: RunValues) -> Moments:
-    resampled, count = _known(runs), len(runs.values)
-    means, value = resampled.mean(0), runs.values.mean(0)
-    names = np.unique(runs.splits)
-    freedom = count - len(names)
-    size = len(value)
+    each, (_, sizes) = repeats(runs), np.unique(runs.splits, return_counts=True)
+    means, value, count = each.resampled.mean(0), runs.values.mean(0), len(each.values)
+    freedom, size = count - 1, len(value)
     between, chance = np.zeros((size, size)), np.zeros((size, size))
     if freedom:
-        between = _covariance(within_splits(runs.values, runs.splits), freedom * count)
-        apart = within_splits(resampled - runs.values[:, None], runs.splits)
-        chance = _covariance(apart.reshape(-1, size), freedom * count * resampled.shape[1])
+        between = _covariance(around_mean(each.values), freedom * count)
+        apart = around_mean(each.resampled - each.values[:, None])
+        chance = _covariance(apart.reshape(-1, size), freedom * count * each.resampled.shape[1])
     return Moments(
         value,
-        means.mean(0) - value,
+        means.mean(0) - each.values.mean(0),
         _covariance(means - means.mean(0), len(means) - 1),
         between,
         chance,
         freedom,
-        np.stack([runs.values[runs.splits == name].mean(0) for name in names]),
+        count,
+        float(count * ((sizes / sizes.sum()) ** 2).sum() + count * runs.overlap) if len(sizes) > 1 else 1.0,
         runs.units,
         runs.reach,
-        runs.overlap,
-        count,
-        _covers(count, len(names)),
+        len(runs.values),
+        _covers(len(runs.values), len(sizes)),
     )
 
 
@@ -297,13 +314,9 @@ def _blocks(first: Array, second: Array) -> Array:
     return np.asarray(np.block([[first, apart], [apart.T, second]]))
 
 
-def within_splits(values: Array, splits: npt.NDArray[np.int64]) -> Array:
-    """Return deviations of values [R, ...] from the mean of their split."""
-    found = np.empty_like(values)
-    for split in np.unique(splits):
-        own = splits == split
-        found[own] = values[own] - values[own].mean(0)
-    return found
+def around_mean(values: Array) -> Array:
+    """Return deviations of values [R, ...] from their mean."""
+    return np.asarray(values - values.mean(0))
 
 
 def _covers(runs: int, splits: int) -> Covers:
@@ -346,12 +359,12 @@ def unnoticed(freedom: int) -> float:
 def _spread(found: Moments, weights: Array) -> _Spread:
     """Return the spread of weighted sums of means. weights: [C, K]."""
     of_examples = np.maximum(_quadratic(weights, found.examples), 0.0)
-    chance, own = _quadratic(weights, found.chance), _quadratic(weights, found.between)
+    chance, own = _quadratic(weights, found.chance), found.wider * _quadratic(weights, found.between)
     between, freedom = own, np.full(len(weights), float(found.freedom))
     if found.pooled is not None:
         pooled, known = found.pooled, found.pooled.degrees(weights)
         more = np.maximum(chance - _quadratic(weights, pooled.chance), 0.0)
-        spread = np.maximum(_quadratic(weights, pooled.between), 0.0) + more
+        spread = found.wider * np.maximum(_quadratic(weights, pooled.between), 0.0) + more
         level, factor = (OTHER_SPREAD, 1.0) if found.settings == 1 else (_OTHER_DIFFERENCE, unnoticed(found.freedom))
         with np.errstate(divide="ignore", invalid="ignore"):
             other = special.fdtrc(np.maximum(freedom, 1.0), known, own / spread) < level
@@ -363,12 +376,6 @@ def _spread(found: Moments, weights: Array) -> _Spread:
     spent = np.maximum(between, chance) ** 2 / np.maximum(freedom, 1.0)
     with np.errstate(divide="ignore", invalid="ignore"):
         degrees = np.where(spent > 0.0, np.maximum(freedom, variance**2 / spent), np.inf)
-    count = len(found.by_split)
-    if count > 1:
-        # correction for splits that overlap, being of the same data: Nadeau and Bengio 2003, Section 3.2
-        of_splits = (found.by_split @ weights.T).var(0, ddof=1) * (1.0 / count + found.overlap)
-        wider = of_splits > variance
-        variance, degrees = np.where(wider, of_splits, variance), np.where(wider, count - 1.0, degrees)
     return _Spread(variance, np.minimum(of_examples, variance), degrees)
 
 

@@ -33,7 +33,8 @@ _CONSTANT: Final = {
 }
 """By task: the best constant prediction, where it is not the most frequent class."""
 _ENOUGH_SEEDS: Final = 3
-"""With fewer seeds, Student's t makes the interval over seeds so wide that no setting would be told from constant."""
+"""With fewer seeds (splits, if there are several), Student's t makes the interval so wide that no setting would be told
+from constant."""
 _FREQUENT: Final = 0.9
 """Share of a class from which on a model that predicts nothing else is seldom beaten by its accuracy."""
 
@@ -134,7 +135,8 @@ def _why_not_above_constant(setting: Setting, evidence: Evidence, main: Metric) 
 
     It predicts one class, has diverged, or the 95% interval of its main score reaches down to a constant prediction,
     which it always does if too few were held out to test.
-    With one or two seeds that is the interval over test examples alone. Without an interval the mean counts.
+    With one or two seeds, or two splits, that is the interval over test examples alone. Without an interval the mean
+    counts.
     """
     constant, found = constant_of(setting), setting.over_seeds(main.value)
     shown = main.format.one
@@ -175,7 +177,8 @@ def _chance(trial: PublishedTrial) -> float | None:
 
 
 def _ends(setting: Setting, evidence: Evidence, main: Metric) -> tuple[float, float] | None:
-    if len(setting.trials) < _ENOUGH_SEEDS:
+    repeats = setting.splits if setting.splits > 1 else len(setting.trials)
+    if repeats < _ENOUGH_SEEDS:
         return evidence.over_examples(setting, main.name)
     interval = evidence.interval(setting, main.name)
     return None if interval is None else (interval.low, interval.high)

@@ -23,7 +23,14 @@ from scipy import special
 from dpsweep.accounting.mechanism.reasons import Reason, union
 from dpsweep.accounting.records.json_text import parsed_json
 from dpsweep.orchestration.comparison.formats import MISSING, at_most, number, per_unit, shortened
-from dpsweep.orchestration.comparison.intervals import OTHER_SPREAD, Array, RunValues, SpreadOfSeeds, within_splits
+from dpsweep.orchestration.comparison.intervals import (
+    OTHER_SPREAD,
+    Array,
+    RunValues,
+    SpreadOfSeeds,
+    around_mean,
+    repeats,
+)
 from dpsweep.orchestration.comparison.ledger import Composition, composed
 from dpsweep.orchestration.comparison.metric_types import Metric
 from dpsweep.orchestration.comparison.parameters import value_text
@@ -51,15 +58,12 @@ def pooled(settings: Sequence[RunValues]) -> SpreadOfSeeds | None:
     Its degrees of freedom follow a two-way layout. The mean of one of S settings of R seeds has S (R - 1) if runs are
     unrelated, down to R - 1 where all settings of a seed move together. A difference has (S - 1)(R - 1).
     """
-    if len(settings) < 2:
+    every = [repeats(each) for each in settings]
+    if len(every) < 2 or (freedom := len(every[0].values) - 1) < 1:
         return None
-    splits = settings[0].splits
-    freedom = len(splits) - len(np.unique(splits))
-    if freedom < 1:
-        return None
-    apart = np.stack([within_splits(each.values, splits) for each in settings])
+    apart = np.stack([around_mean(each.values) for each in every])
     usual = _usual(apart, freedom)
-    kept = [each for each, is_usual in zip(settings, usual, strict=True) if is_usual]
+    kept = [each for each, is_usual in zip(every, usual, strict=True) if is_usual]
     if len(kept) < 2:
         return None
     own, shared = _covariances(list(apart[usual]), freedom)
@@ -69,9 +73,8 @@ def pooled(settings: Sequence[RunValues]) -> SpreadOfSeeds | None:
 
 
 def _of_chance(runs: RunValues) -> Array:
-    """Return [R B, K]: how far runs of one split move apart when test examples are resampled."""
-    moved = np.where(np.isfinite(runs.resampled), runs.resampled - runs.values[:, None], 0.0)
-    return within_splits(moved, runs.splits).reshape(-1, runs.values.shape[1])
+    """Return [R B, K]: how far repeats move apart when test examples are resampled."""
+    return around_mean(runs.resampled - runs.values[:, None]).reshape(-1, runs.values.shape[1])
 
 
 def _covariances(apart: Sequence[Array], degrees: int) -> tuple[Array, Array]:
@@ -207,6 +210,11 @@ class Setting:
     def is_baseline(self) -> bool:
         """Return whether all trials are non-private."""
         return all(trial.is_baseline for trial in self.trials)
+
+    @property
+    def splits(self) -> int:
+        """Return the number of splits of the data that its trials have."""
+        return len({trial.labels.get("split_seed") for trial in self.trials})
 
     @property
     def name_without_schedule(self) -> str:

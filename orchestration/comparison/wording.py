@@ -20,12 +20,14 @@ mean of `extremes._DRAWS` draws whose deviation is about half of that half width
 _COUNTS: Final = {1: "one seed", 2: "two seeds", 3: "three seeds", 4: "four seeds"}
 
 
-def of_seeds(runs: int) -> str:
-    """Return a number of seeds in words.
+def of_seeds(runs: int, on_splits: bool) -> str:
+    """Return a number of seeds in words; of runs on several splits, of runs.
 
-    >>> of_seeds(2), of_seeds(12)
-    ('two seeds', '12 seeds')
+    >>> of_seeds(2, on_splits=False), of_seeds(12, on_splits=False), of_seeds(6, on_splits=True)
+    ('two seeds', '12 seeds', '6 runs on several splits')
     """
+    if on_splits:
+        return f"{runs} runs on several splits"
     return _COUNTS.get(runs, f"{runs} seeds")
 
 
@@ -96,7 +98,7 @@ def between(interval: ConfidenceInterval, shown: Format) -> str:
     '−2.0 to +0.0'
     """
     if says_nothing(interval, shown):
-        return f"{of_seeds(interval.runs)} cannot tell"
+        return f"{of_seeds(interval.runs, interval.is_of_splits)} cannot tell"
     return ends(interval.low, interval.high, shown)
 
 

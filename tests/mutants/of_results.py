@@ -44,7 +44,8 @@ RESULTS: Final[tuple[Mutant, ...]] = (
         ("tests/orchestration/comparison/test_intervals.py",),
         B("np.maximum(of_examples - chance, 0.0) + between", "of_examples", "seeds leave intervals as they are"),
         B("freedom < _FEW, np.maximum", "freedom < 0, np.maximum", "two seeds that agree by chance are certain"),
-        B("(1.0 / count + found.overlap)", "(1.0 / count)", "overlapping splits count as independent"),
+        B(" + count * runs.overlap) if", ") if", "overlapping splits count as independent"),
+        B("if len(names) == 1:", "if True:", "seeds of one split count as splits"),
         B("if _is_due_to_chance(value, varies, units, tail):", "if False:", "a difference of one example is a verdict"),
         B("return False\n    ahead", "pass\n    ahead", "small differences of many examples are never told apart"),
         B(

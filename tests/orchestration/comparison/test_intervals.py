@@ -133,6 +133,17 @@ def test_one_example_decides_nothing_however_many_seeds_agree_on_it() -> None:
     assert low <= 0.0 < high
 
 
+@pytest.mark.parametrize(("unlike", "is_told"), [(5, False), (6, True)])
+def test_few_unlike_examples_decide_no_more_than_the_exact_test_of_mcnemar(unlike: int, is_told: bool) -> None:
+    """Of 20 examples: 2 / 2**5 is above 0.05, though the interval alone would exclude 0, and 2 / 2**6 below."""
+    weights = np.random.default_rng(0).multinomial(20, np.full(20, 1 / 20), 4000) / 20
+    right = np.arange(20)[None] >= np.array([[0], [unlike]])
+    one, other = (of_one(each.mean(keepdims=True), (weights @ each)[None], np.zeros(1, np.int64), 20) for each in right)
+    found = paired(one, other)
+    assert float(bounds(found, np.array([[1.0, -1.0]]))[0][0]) > 0.0
+    assert (difference_bounds(found)[0] > 0.0) == is_told
+
+
 def test_many_seeds_tell_small_differences_of_many_examples_apart() -> None:
     """Of ten seeds, each errs on another tenth of the examples, and the other method on another tenth besides. No
     example differs by more than a tenth, so that squares of differences add up to two examples of 200."""
@@ -156,6 +167,30 @@ def test_splits_of_the_same_data_are_not_independent() -> None:
     half, value = stats.t.ppf(0.975, 2) * np.std([0.705, 0.805, 0.755], ddof=1), 0.755
     assert ends(apart)[1] - value == pytest.approx(half / math.sqrt(3.0))
     assert ends(overlapping)[1] - value == pytest.approx(half * math.sqrt(1.0 / 3.0 + 0.25))
+
+
+@pytest.mark.parametrize(("splits", "seeds"), [(2, 5), (3, 3), (3, 1), (5, 2)])
+@pytest.mark.parametrize("count", [2, 4])
+def test_seeds_of_few_splits_do_not_stand_for_other_splits(splits: int, seeds: int, count: int) -> None:
+    """A split moves a setting three times as much as a seed does. Splits that agree by chance decide nothing."""
+    draw, weights, sweeps = np.random.default_rng(5), np.array([[1.0, -1.0]]), 300
+    covered, place = np.zeros(2), np.repeat(np.arange(splits), seeds)
+    for _ in range(sweeps):
+        values = draw.normal(0.0, 3.0, (count, splits))[:, place] + draw.normal(size=(count, len(place)))
+        runs = [of_seeds(*each, splits=place.tolist()) for each in values]
+        pool = pooled(runs)
+        low, high = ends(moments(runs[0], pool))
+        below, above = (float(each[0]) for each in bounds(paired(runs[0], runs[1], pool), weights))
+        covered += (low <= 0.0 <= high), (below <= 0.0 <= above)
+    assert (covered / sweeps >= 0.92).all(), covered / sweeps
+
+
+def test_splits_with_more_seeds_count_for_more_and_leave_fewer_others() -> None:
+    """The mean over runs is that of two splits with weights of a third and two thirds: 5/9 of the variance of one."""
+    values, splits = (0.70, 0.70, 0.70, 0.70, 0.80, 0.80), [0, 0, 0, 0, 1, 1]
+    low, high = ends(moments(of_seeds(*values, splits=splits)))
+    half = stats.t.ppf(0.975, 1) * np.std([0.7, 0.8], ddof=1) * math.sqrt(5.0 / 9.0)
+    assert [low, high] == pytest.approx([np.mean(values) - half, np.mean(values) + half])
 
 
 def test_two_seeds_that_agree_by_chance_are_no_certainty() -> None:
@@ -303,3 +338,4 @@ def test_settings_that_do_not_spread_are_not_held_apart(common: tuple[float, ...
 def test_one_setting_and_one_seed_pool_nothing() -> None:
     assert pooled([of_seeds(0.5, 0.6)]) is None
     assert pooled([of_seeds(0.5), of_seeds(0.6)]) is None
+    assert pooled([of_seeds(0.5, 0.6, splits=[0, 1]), of_seeds(0.6, 0.8, splits=[0, 1])]) is not None, "two splits"

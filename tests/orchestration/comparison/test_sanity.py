@@ -62,6 +62,16 @@ def test_the_mean_of_runs_that_did_not_diverge_is_not_recommended() -> None:
     assert "Not recommended: m1 · constant diverged in 1 of 3 runs." in headline(published(population, found), every)
 
 
+def test_two_splits_judge_what_was_learnt_by_test_examples_and_ask_for_more_splits() -> None:
+    """Student's t of two splits would tell no setting from a constant prediction, however many seeds each has."""
+    population = Population((300,), ((1.0,),), 3, splits=2, of_split=0.8)
+    found = compared(population, drawn(population, np.random.default_rng(0)))
+    assert found.useless == {}
+    (warning,) = (each for each in best(found).warnings if "cannot show" in each)
+    assert warning.startswith("6 runs on several splits cannot show that another run of m0")
+    assert warning.endswith(": add splits.")
+
+
 def test_a_baseline_with_a_run_that_diverged_is_compared_with_nothing_and_not_drawn() -> None:
     population = Population((60, 60), ((1.7, 4.0), (2.7, 4.0)), 3, task="regression", baseline=4.0)
     found = drawn(population, np.random.default_rng(0))
