@@ -31,9 +31,9 @@ def helper(function: Function) -> Function:
 def kernel(*arguments: types.Type) -> Callable[[Function], Function]:
     """Compile the decorated function once per machine for arguments of these types. It runs without the GIL.
 
-    The code is kept as `ByContent` says. Where there is no folder for it, each process compiles again. Each function
-    has one signature: with several, two processes that compile at the same time could store one signature's code under
-    the other's name.
+    The code is kept as `ByContent` says. Where there is no folder for it, or no room, each process compiles again. Each
+    function has one signature: with several, two processes that compile at the same time could store one signature's
+    code under the other's name.
     """
 
     def compiled(function: Function) -> Function:
@@ -41,9 +41,8 @@ def kernel(*arguments: types.Type) -> Callable[[Function], Function]:
         try:
             with _kept_by_content():
                 return cast(Function, numba.njit(signature, error_model="numpy", nogil=True, cache=True)(function))
-        except RuntimeError as error:
-            if "no locator" not in str(error):
-                raise
+        except Exception:  # no folder, a full disk, or a file that a power cut left empty: unpickling raises anything
+            _delete_code(function)
             return cast(Function, numba.njit(signature, error_model="numpy", nogil=True)(function))
 
     return compiled
@@ -87,6 +86,13 @@ def _kept_by_content() -> Iterator[None]:
         yield
     finally:
         numba.config.CACHE_LOCATOR_CLASSES = ""
+
+
+def _delete_code(function: Callable[..., Any]) -> None:
+    """Delete the stored code of a function, so that the next process stores it anew."""
+    with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: there is no home folder
+        for file in _folder(function.__code__.co_filename).glob(f"*.{function.__qualname__}-*"):
+            file.unlink(missing_ok=True)
 
 
 @functools.cache

@@ -87,9 +87,9 @@ def _started(folder: Path, home: Path) -> subprocess.Popen[str]:
     )
 
 
-def _answers(folder: Path, home: Path, processes: int = 1) -> list[str]:
-    """What processes that start at once print."""
-    (folder / "squaring.py").write_text(MODULE)
+def _answers(folder: Path, home: Path, processes: int = 1, before: str = "") -> list[str]:
+    """What processes that start at once print. before: what each runs first."""
+    (folder / "squaring.py").write_text(before + MODULE)
     started = [_started(folder, home) for _ in range(processes)]
     answers = [process.communicate(timeout=240)[0].strip() for process in started]
     assert [process.returncode for process in started] == [0] * processes
@@ -123,6 +123,21 @@ def test_code_is_stored_nowhere_where_the_cache_folder_is_unusable(place: str, t
             folder.chmod(0o777)
     (answer,) = _answers(tmp_path, home)
     assert answer == "[0.0, 1.0, 4.0, 9.0] 0"
+
+
+@pytest.mark.parametrize("suffix", [".nbi", ".nbc"])
+def test_stored_code_that_a_power_cut_left_empty_is_stored_anew(suffix: str, tmp_path: Path) -> None:
+    stored = _answers(tmp_path, tmp_path / "home")
+    (cut_off,) = (path for path in _stored(tmp_path / "home") if path.suffix == suffix)
+    cut_off.write_bytes(b"")
+    assert _answers(tmp_path, tmp_path / "home") == ["[0.0, 1.0, 4.0, 9.0] 0"]
+    assert _answers(tmp_path, tmp_path / "home") == stored
+    assert cut_off.stat().st_size > 0
+
+
+def test_code_is_not_stored_where_there_is_no_room(tmp_path: Path) -> None:
+    no_room = "import resource\nresource.setrlimit(resource.RLIMIT_FSIZE, (64, 64))\n"
+    assert _answers(tmp_path, tmp_path / "home", before=no_room) == ["[0.0, 1.0, 4.0, 9.0] 0"]
 
 
 def test_exponentials_and_turns_are_those_of_numpy_to_the_last_bits() -> None:
