@@ -250,6 +250,16 @@ def with_partials(uri: str) -> tuple[str, ...]:
         return (uri,) if exists(uri) else ()
 
 
+def delete_partials(uri: str) -> None:
+    """Delete what processes that were killed while writing files of a folder have left; none may write there now.
+
+    Object stores show no object before its upload is complete. Raises: StorageError, UnsafeFile.
+    """
+    with _named_errors("delete", uri) as local:
+        if local is not None:
+            local_files.delete_partials(local)
+
+
 def with_parts(uri: str) -> tuple[str, ...]:
     """Return what `with_partials` does, and the same for the parts of a file, ``uri-...``."""
     with _named_errors("list", uri) as local:

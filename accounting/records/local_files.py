@@ -271,6 +271,12 @@ def with_parts(path: str) -> tuple[str, ...]:
     return (*with_partials(path), *found)
 
 
+def delete_partials(path: str) -> None:
+    """Delete what killed processes left of files of a folder, where none writes now. Raises: OSError, UnsafeFile."""
+    for each in (each for each in _beside(f"{path}/") if each.endswith(TEMPORARY)):
+        delete(each)
+
+
 def _beside(path: str) -> list[str]:
     """Return the paths of all files in the folder of ``path``."""
     above = os.path.dirname(path)

@@ -18,6 +18,7 @@ from dpsweep.accounting.jobs.user_accounting import account_users
 from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
 from dpsweep.accounting.mechanism.reasons import Reason, in_words, union, weakened
 from dpsweep.accounting.records.epsilon_files import StoredEpsilons
+from dpsweep.accounting.records.files import delete_partials
 from dpsweep.accounting.records.shards import has_norms
 from dpsweep.accounting.records.traces import read_trace
 from dpsweep.accounting.records.trial_files import TrialFiles
@@ -158,6 +159,8 @@ def _answer(
     delta = result.worst_case.delta if request.delta is None else request.delta
     method = request.individual or sweep.accounting.individual
     folder = files.accounted_again(f"delta={delta!r},{method}")
+    for of_killed in (folder, f"{folder}/epsilons", f"{folder}/users"):
+        delete_partials(of_killed)
     worst = weakened(recomputed(trace, delta, sweep.privacy.accountant), result.reasons)
     groups = tuple(weakened(recomputed(trace, delta, "pld", size), result.reasons) for size in request.group_sizes)
     names = read_user_groups(request.group_by).names if request.group_by else result.group_names

@@ -181,6 +181,11 @@ def require_location(uri: str, owner: str) -> None:
     if parts.scheme not in ("", "file"):
         return
     names = PurePosixPath(unquote(parts.path)).parts
+    if not owner:
+        raise TrackingUnavailable(
+            "an answer names neither a run nor a model, so it is not MLflow's; correct the address, or see what "
+            "answers there"
+        )
     if not _ID.fullmatch(owner) or names[-2:] != (owner, "artifacts") or ".." in names:
         raise TrackingUnavailable(
             f"MLflow keeps the files of {owner} in {uri} on this machine, but there MLflow itself has only folders "

@@ -101,6 +101,17 @@ def code_is_read_again() -> Iterator[None]:
     remembered._code.cache_clear()
 
 
+def test_what_a_killed_one_left_is_deleted(files: SweepFiles) -> None:
+    ask = ("--trial", KEYS[0], "--delta", "3e-7")
+    (first,) = found(files, *ask)
+    folder = Path(first["folder"])
+    left = [folder / ".account.json.0123456789abcdef.partial", folder / "epsilons" / ".x.0123456789abcdef.partial"]
+    for each in left:
+        each.write_bytes(b"{")
+    assert found(files, *ask) == [first]
+    assert [each for each in left if each.exists()] == []
+
+
 @pytest.mark.long
 @pytest.mark.usefixtures("code_is_read_again")
 def test_worst_cases_are_not_computed_again(files: SweepFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,6 +80,12 @@ def test_local_folders_are_those_that_mlflow_makes(uri: str, owner: str, taken: 
         require_location(uri, owner)
 
 
+def test_an_answer_that_names_no_run_is_not_of_mlflow() -> None:
+    """Such as ``{}``, which a gateway may give for any request."""
+    with pytest.raises(TrackingUnavailable, match="names neither a run nor a model, so it is not MLflow's"):
+        require_location("", "")
+
+
 def test_answers_without_end_end(
     served: Callable[[Answer], Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
