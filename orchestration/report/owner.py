@@ -26,7 +26,8 @@ _KINDS: Mapping[Kind, str] = {
 _GIVEN: Mapping[Kind, str] = {"output_specific": ", given that training goes through the models of this run"}
 """By kind: the condition under which the stated factor holds, if there is one."""
 _PAGE = """<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
 <style>body{{font:16px/1.5 sans-serif;max-width:42rem;margin:3rem auto;padding:0 1rem;color:#1d1f23}}
 th{{text-align:left;padding-right:2rem;font-weight:normal;color:#6b7078}}</style></head>
 <body><h1>{title}</h1><table>{rows}</table>{paragraphs}</body></html>

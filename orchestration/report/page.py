@@ -339,7 +339,8 @@ def _terms(meanings: Iterable[tuple[str, str]]) -> str:
 
 
 _PAGE = """<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{title}</title>
 <style>body{{font:16px/1.5 sans-serif;margin:3rem auto;max-width:90rem;padding:0 1rem;color:#1d1f23}}
 table{{border-collapse:collapse;font-size:.875rem;margin-bottom:1.5rem}}
 th,td{{text-align:left;padding:.3rem .8rem .3rem 0;vertical-align:top;border-bottom:1px solid #dcdcd6}}

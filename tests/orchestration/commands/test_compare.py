@@ -191,6 +191,7 @@ def test_the_page_is_escaped_and_private_where_numbers_are_exact(one: Path, tmp_
     opened, closed = ((tmp_path / f"{name}.html").read_text() for name in ("open", "closed"))
     assert ("Sensitive." in opened, "Sensitive." in closed) == (True, False)
     assert "1.10" in opened, "the exact median of the sweep that shows it"
+    assert 'name="viewport" content="width=device-width' in closed, "readable on a phone"
     assert "&lt;b&gt;" in closed
     assert "<b>" not in closed
 
