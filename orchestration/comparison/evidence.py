@@ -33,6 +33,7 @@ from dpsweep.orchestration.comparison.intervals import (
     paired,
     singles,
     unpaired,
+    with_variance_of_shares,
 )
 from dpsweep.orchestration.comparison.metrics import METRICS, metric
 from dpsweep.orchestration.comparison.rate_metrics import GROUP_METRICS, group_metric
@@ -139,12 +140,12 @@ class Evidence:
         if cells is None and extreme is not None and extreme.is_between_groups:
             return None
         if extreme is None or cells is None:
-            found = moments(whole, self._pool(setting, [name]))
+            found = _varied(moments(whole, self._pool(setting, [name])), [name])
             low, high = (float(each[0]) for each in singles(found, tail))
             better: float | None = None
         else:
             names, runs = cells
-            found = moments(runs, self._pool(setting, names))
+            found = _varied(moments(runs, self._pool(setting, names)), names)
             low, high = extreme_bounds(extreme, found, tail)
             better = corrected(extreme, found) if len(names) > len(extreme.of) else None
         ends = _finite(ConfidenceInterval(value, low, high, found.runs, found.covers, better))
@@ -321,6 +322,10 @@ class Evidence:
 
 def _finite(found: ConfidenceInterval) -> ConfidenceInterval | None:
     return found if np.isfinite((found.value, found.low, found.high)).all() else None
+
+
+def _varied(found: Moments, names: Sequence[NumberName]) -> Moments:
+    return with_variance_of_shares(found, np.array([name == "balanced_accuracy" for _, name in names]))
 
 
 def _run(trial: PublishedTrial) -> SeedPair:

@@ -319,6 +319,17 @@ def around_mean(values: Array) -> Array:
     return np.asarray(values - values.mean(0))
 
 
+def with_variance_of_shares(found: Moments, which: npt.NDArray[np.bool_]) -> Moments:
+    """Return the moments where the shares ``which`` [K] vary by the choice of units at least as one share of so many.
+
+    For means over classes: where a few examples of a class all come out alike, no resample of them varies.
+    """
+    share = np.clip(found.value, 0.0, 1.0)
+    least = np.where(which, share * (1.0 - share) / np.maximum(found.units, 1.0), 0.0)
+    more = np.maximum(least - np.diag(found.examples), 0.0)
+    return replace(found, examples=found.examples + np.diag(more))
+
+
 def _covers(runs: int, splits: int) -> Covers:
     if splits > 1:
         return "splits, seeds and test examples"

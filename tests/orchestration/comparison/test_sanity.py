@@ -121,6 +121,18 @@ def test_a_setting_that_finds_a_rare_class_is_of_use_though_a_constant_predictio
     assert told[0].startswith(f"{cheap.name} beats always predicting the most frequent class, which reaches ")
 
 
+def test_luck_with_three_examples_of_a_rare_class_is_no_find() -> None:
+    """A model that raises alarms at random finds all three in an eighth of sweeps. One seed then shows 75%."""
+    labels = np.where(np.arange(len(LABELS)) < 3, 1, 0)
+    lucky = replace(of_predictions(np.where(labels == 1, 1, np.arange(len(LABELS)) % 2)), labels=labels)
+    one = trial(lucky, "flat", 0, 1.0)
+    _, every = in_sweep([one], {one.key: lucky})
+    interval = present(every.interval(every.settings[0], "balanced_accuracy"))
+    assert interval.value == pytest.approx(0.75, abs=0.01)
+    assert interval.low < 0.5, "an accuracy of about twelve examples"
+    assert set(every.useless) == {every.settings[0].name}
+
+
 def test_best_says_so_where_nothing_else_is_left() -> None:
     _, found = in_sweep(*with_useless(nearly_constant()))
     with pytest.raises(
