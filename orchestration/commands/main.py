@@ -225,6 +225,15 @@ def main() -> None:
             raise
         print("error: the disk is full; free some space, and the same command continues", file=sys.stderr)
         sys.exit(1)
+    except (MemoryError, ImportError) as error:
+        if isinstance(error, ImportError) and "failed to map segment" not in str(error):  # of a library as it is loaded
+            raise
+        print(
+            "error: there is not enough memory; end other work, or raise the limit (ulimit -v, or the container's), "
+            "and the same command continues",
+            file=sys.stderr,
+        )
+        sys.exit(1)
 
 
 def _print_in_any_encoding() -> None:

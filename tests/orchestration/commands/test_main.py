@@ -117,6 +117,16 @@ def test_an_output_whose_encoding_lacks_a_character_gets_its_escape(encoding: st
     assert "ε at δ = 1e-05".encode(encoding, "backslashreplace") in done.stdout
 
 
+def test_too_little_memory_is_said_in_one_line(tmp_path: Path) -> None:
+    limited = "import resource; resource.setrlimit(resource.RLIMIT_AS, (15 * 10**8,) * 2)\n"
+    code = f"{limited}from dpsweep.orchestration.commands.main import main; main()"
+    command = [sys.executable, "-c", code, "plan", str(write(tmp_path))]
+    done = subprocess.run(command, capture_output=True, env=environment(), check=False, text=True)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("error: there is not enough memory; ")
+    assert "Traceback" not in done.stderr
+
+
 @pytest.mark.parametrize("address", ["local", "in-process"])
 def test_an_output_that_is_no_utf8_is_refused(address: str, tmp_path: Path) -> None:
     """Neither Ray nor MLflow stores its name."""
