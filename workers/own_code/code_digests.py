@@ -7,7 +7,7 @@ import hashlib
 import inspect
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from functools import cache, cached_property, lru_cache, partial, partialmethod
+from functools import cache, cached_property, partial, partialmethod
 from pathlib import Path
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Final
@@ -22,9 +22,18 @@ _AROUND: Final = (staticmethod, classmethod, property, cached_property, partial,
 """Types of Python whose objects hold a function."""
 
 
-@lru_cache(maxsize=2**15)
+_DIGESTS: Final[dict[int, tuple[CodeType, str]]] = {}
+"""Digests of code by id. The code is kept, so that no other one gets its id. A hash would go through all of it."""
+
+
 def code_digest(code: CodeType) -> str:
     """Return a sha256 of the behaviour of a function, wherever it is written."""
+    if (known := _DIGESTS.get(id(code))) is None:
+        known = _DIGESTS[id(code)] = code, _digest_of(code)
+    return known[1]
+
+
+def _digest_of(code: CodeType) -> str:
     constants = [code_digest(each) if isinstance(each, CodeType) else _written(each) for each in code.co_consts]
     parts = (code.co_code, constants, code.co_names, code.co_varnames, code.co_freevars, code.co_argcount)
     return hashlib.sha256(repr(parts).encode()).hexdigest()
@@ -76,7 +85,7 @@ def _codes_among(
         name = f"{prefix}{key}"
         if isinstance(value, FunctionType):
             yield name, code_digest(value.__code__)
-            if value.__closure__ or value.__defaults__ or value.__kwdefaults__ or vars(value):
+            if value.__closure__ or value.__defaults__ or value.__kwdefaults__ or "__wrapped__" in vars(value):
                 yield from _codes_inside(name, value, {id(value): name})
         elif isinstance(value, type):
             if value.__module__ != home:
