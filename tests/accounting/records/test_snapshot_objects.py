@@ -119,6 +119,15 @@ def test_a_replay_writes_nothing_and_other_rows_are_refused(root: str, key: str)
     assert contents(root) == before
 
 
+def test_other_rows_are_refused_as_soon_as_they_are_written(root: str) -> None:
+    """Long before the end of the run, whose snapshots would follow no others."""
+    write_all(root)
+    with NormShardWriter(root, 8) as writer:
+        writer.write(snapshot(0, 20, seed=1))
+        with pytest.raises(DataCorruption, match="does not repeat itself"):
+            writer.wait()
+
+
 def test_nothing_is_read_until_the_run_is_complete(root: str) -> None:
     with NormShardWriter(root, 8) as writer:
         writer.write(snapshot(0, 20))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -82,15 +83,18 @@ def test_storage_that_refuses_in_the_background_ends_the_trial_and_the_next_atte
 
 
 def test_nobody_writes_on_after_the_training_was_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else it would write beside the next attempt in the same process."""
+    """Else it would write beside the next attempt in the same process. The error keeps the writers alive."""
     slowed(monkeypatch, 0.1)
+    spec = small_trial(norms=NormSpec("every_step"))
+    rarely = replace(spec, execution=replace(spec.execution, checkpoint_every_epochs=4.0))  # nothing waits before
 
     def stop(progress: Progress) -> None:
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        run_trial(small_trial(norms=NormSpec("every_step")), str(tmp_path), on_progress=stop)
+    with pytest.raises(KeyboardInterrupt) as stopped:
+        run_trial(rarely, str(tmp_path), on_progress=stop)
     before = list_files(str(tmp_path))
     time.sleep(0.3)
     assert list_files(str(tmp_path)) == before
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("dpsweep-writer")]
+    assert stopped.tb is not None
