@@ -30,6 +30,8 @@ _PREFIX = "dps-"
 _SOCKET = f"{_PREFIX}12345678/ray/session_2026-01-31_12-00-00_123456_4194304/sockets/plasma_store"
 _LONGEST = 107 - len(f"/{_SOCKET}")
 """Longest parent folder, in bytes, that keeps the paths of Ray's sockets within Linux's limit of 107 bytes."""
+_ROOM: Final = 64 * 2**20
+"""Bytes that are free where a session begins: Ray waits in vain for processes that cannot write their logs."""
 _SHORT = "/tmp"
 """Parent of the folder if the path of ``TMPDIR`` is too long or not writable."""
 _open: Final[list[Path]] = []
@@ -128,18 +130,21 @@ def _make_in_first(places: Sequence[str]) -> tuple[Path, int]:
             reasons.append(f"in {base}: {error.strerror}")
     raise InvalidInput(
         f"cannot make a folder for Ray {', '.join(reasons)}; set {_VARIABLE} to a local folder that you can write, "
-        f"such as {_SHORT}, with a path of at most {_LONGEST} bytes"
+        f"such as {_SHORT}, with a path of at most {_LONGEST} bytes and {_ROOM / 2**20:.0f} MiB of room"
     )
 
 
 def _make(base: Path) -> tuple[Path, int]:
     """Return a new folder, and a file descriptor that locks it until it is closed or the process ends.
 
-    Raises: OSError if ``base`` is not writable or its path is too long.
+    Raises: OSError if ``base`` is not writable, has too little room, or its path is too long.
     """
     length = len(os.fsencode(base))
     if length > _LONGEST:
         raise OSError(errno.ENAMETOOLONG, f"a path of {length} bytes, but Ray's sockets leave room for {_LONGEST}")
+    free = shutil.disk_usage(base).free
+    if free < _ROOM:
+        raise OSError(errno.ENOSPC, f"{free / 2**20:.0f} MiB are free, but Ray needs {_ROOM / 2**20:.0f} MiB")
     while True:
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
         with contextlib.suppress(BlockingIOError, FileNotFoundError):  # removed or locked by another driver

@@ -256,6 +256,21 @@ def test_where_no_place_serves_each_is_named() -> None:
     assert ", in /absent: No such file" in str(refused.value)
 
 
+def test_a_place_without_room_serves_nobody(shared: Path) -> None:
+    with folder_for_all() as small:
+        mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", small], capture_output=True)
+        if mounted.returncode:
+            pytest.skip(f"no file system can be mounted here: {mounted.stderr.decode().strip()}")
+        try:
+            folder, lock = _make_in_first([str(small), str(shared)])
+            os.close(lock)
+            assert folder.parent == shared
+            with pytest.raises(InvalidInput, match=f"in {small}: 8 MiB are free, but Ray needs 64 MiB; set RAY_TMPDIR"):
+                _make_in_first([str(small)])
+        finally:
+            subprocess.run(["umount", "--lazy", small], check=True)
+
+
 def test_no_other_place_is_taken_where_ray_is_told_to_use_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_TMPDIR", "/absent")
     refused = pytest.raises(InvalidInput, match=r"a folder for Ray in /absent: No such file.*set RAY_TMPDIR to a")
