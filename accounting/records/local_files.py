@@ -273,8 +273,9 @@ def with_parts(path: str) -> tuple[str, ...]:
 
 def delete_partials(path: str) -> None:
     """Delete what killed processes left of files of a folder, where none writes now. Raises: OSError, UnsafeFile."""
-    for each in (each for each in _beside(f"{path}/") if each.endswith(TEMPORARY)):
-        delete(each)
+    for each in _beside(f"{path}/"):
+        if each.endswith(TEMPORARY):
+            delete(each)
 
 
 def _beside(path: str) -> list[str]:

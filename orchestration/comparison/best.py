@@ -22,7 +22,7 @@ from dpsweep.orchestration.comparison.intervals import ConfidenceInterval
 from dpsweep.orchestration.comparison.metrics import METRICS, metric
 from dpsweep.orchestration.comparison.sanity import best_constant, constant_of, cure_of_rare_classes, finds_rare_classes
 from dpsweep.orchestration.comparison.settings import Setting, served_worst, whose
-from dpsweep.orchestration.comparison.wording import between, by_selection, in_brackets, of_seeds, says_nothing
+from dpsweep.orchestration.comparison.wording import between, by_selection, in_brackets, of_runs, says_nothing
 from dpsweep.orchestration.store.published import PublishedPrivacy, PublishedTrial
 
 
@@ -53,7 +53,7 @@ def unsure(found: Findings, best: Setting) -> list[str]:
     if finds_rare_classes(best, found.evidence, found.main, found.choice(found.main.name)):
         return [f"{best.name} {beats}, by balanced accuracy alone: compare settings by that, or by recall."]
     return [
-        f"{sentence_start(of_seeds(interval.runs, interval.is_of_splits))} cannot show that another run of {best.name} "
+        f"{sentence_start(of_runs(interval))} cannot show that another run of {best.name} "
         f"{beats}: add {'splits' if interval.is_of_splits else 'seeds'}."
     ]
 
@@ -352,9 +352,6 @@ def _difference(each: Difference, interval: ConfidenceInterval, shown: Format) -
     signed = shown.of_differences
     if says_nothing(of_other, signed):
         measured = f"{signed.one(of_other.value)}{shown.points}"
-        return (
-            f"{each.other} (measured {measured}, but {of_seeds(interval.runs, interval.is_of_splits)} cannot tell: any "
-            "difference is possible)"
-        )
+        return f"{each.other} (measured {measured}, but {of_runs(interval)} cannot tell: any difference is possible)"
     alone = ", by test examples alone" * interval.is_of_one_seed
     return f"{each.other} (differs by {between(of_other, signed)}{shown.points}{alone})"

@@ -175,7 +175,6 @@ class Moments:
     `between`: between `repeats`;
     `chance`: its part that comes from single test examples, which ``examples`` contains.
     `freedom`: degrees of freedom of ``between``.
-    `repeats`: their number.
     `wider`: factor on variances between splits, for unequal numbers of seeds, and for splits that overlap, being of the
     same data (Nadeau and Bengio 2003, Section 3.2).
     `settings`: 2 where the second half of the numbers is of another setting.
@@ -187,7 +186,6 @@ class Moments:
     between: Array
     chance: Array
     freedom: int
-    repeats: int
     wider: float
     units: Array
     reach: Array
@@ -195,6 +193,11 @@ class Moments:
     covers: Covers
     settings: int = 1
     pooled: _Pooled | None = None
+
+    @property
+    def repeats(self) -> int:
+        """Return the number of `repeats` of a setting."""
+        return self.freedom + 1
 
 
 def moments(runs: RunValues, pool: SpreadOfSeeds | None = None) -> Moments:
@@ -247,7 +250,6 @@ def unpaired(one: RunValues, other: RunValues, pool: SpreadOfSeeds | None = None
         _blocks(first.between, second.between),
         _blocks(first.chance, second.chance),
         min(first.freedom, second.freedom),
-        min(first.repeats, second.repeats),
         1.0,
         np.concatenate((first.units, second.units)),
         np.concatenate((first.reach, second.reach)),
@@ -276,8 +278,7 @@ def _moments(runs: RunValues) -> Moments:
     between, chance = np.zeros((size, size)), np.zeros((size, size))
     if freedom:
         between = _covariance(around_mean(each.values), freedom * count)
-        apart = around_mean(each.resampled - each.values[:, None])
-        chance = _covariance(apart.reshape(-1, size), freedom * count * each.resampled.shape[1])
+        chance = _covariance(apart_by_chance(each), freedom * count * each.resampled.shape[1])
     return Moments(
         value,
         means.mean(0) - each.values.mean(0),
@@ -285,7 +286,6 @@ def _moments(runs: RunValues) -> Moments:
         between,
         chance,
         freedom,
-        count,
         float(count * ((sizes / sizes.sum()) ** 2).sum() + count * runs.overlap) if len(sizes) > 1 else 1.0,
         runs.units,
         runs.reach,
@@ -317,6 +317,11 @@ def _blocks(first: Array, second: Array) -> Array:
 def around_mean(values: Array) -> Array:
     """Return deviations of values [R, ...] from their mean."""
     return np.asarray(values - values.mean(0))
+
+
+def apart_by_chance(each: RunValues) -> Array:
+    """Return [R B, K]: how far `repeats` move apart when test examples are resampled."""
+    return around_mean(each.resampled - each.values[:, None]).reshape(-1, each.values.shape[1])
 
 
 def with_variance_of_shares(found: Moments, which: npt.NDArray[np.bool_]) -> Moments:

@@ -177,7 +177,7 @@ def _chance(trial: PublishedTrial) -> float | None:
 
 
 def _ends(setting: Setting, evidence: Evidence, main: Metric) -> tuple[float, float] | None:
-    repeats = setting.splits if setting.splits > 1 else len(setting.trials)
+    repeats = setting.splits if setting.is_of_splits else setting.runs
     if repeats < _ENOUGH_SEEDS:
         return evidence.over_examples(setting, main.name)
     interval = evidence.interval(setting, main.name)

@@ -28,6 +28,7 @@ from dpsweep.orchestration.comparison.intervals import (
     Array,
     RunValues,
     SpreadOfSeeds,
+    apart_by_chance,
     around_mean,
     repeats,
 )
@@ -67,14 +68,9 @@ def pooled(settings: Sequence[RunValues]) -> SpreadOfSeeds | None:
     if len(kept) < 2:
         return None
     own, shared = _covariances(list(apart[usual]), freedom)
-    chances = [_of_chance(each) for each in kept]
+    chances = [apart_by_chance(each) for each in kept]
     own_chance, shared_chance = _covariances(chances, freedom * kept[0].resampled.shape[1])
     return SpreadOfSeeds(own, shared, own_chance, shared_chance, freedom, len(kept))
-
-
-def _of_chance(runs: RunValues) -> Array:
-    """Return [R B, K]: how far repeats move apart when test examples are resampled."""
-    return around_mean(runs.resampled - runs.values[:, None]).reshape(-1, runs.values.shape[1])
 
 
 def _covariances(apart: Sequence[Array], degrees: int) -> tuple[Array, Array]:
@@ -215,6 +211,16 @@ class Setting:
     def splits(self) -> int:
         """Return the number of splits of the data that its trials have."""
         return len({trial.labels.get("split_seed") for trial in self.trials})
+
+    @property
+    def is_of_splits(self) -> bool:
+        """Return whether its trials are on several splits of the data."""
+        return self.splits > 1
+
+    @property
+    def runs(self) -> int:
+        """Return the number of its trials."""
+        return len(self.trials)
 
     @property
     def name_without_schedule(self) -> str:

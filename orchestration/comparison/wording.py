@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 from dpsweep.accounting.mechanism.samplings import Adjacency
 from dpsweep.orchestration.comparison.formats import Format
@@ -20,15 +20,29 @@ mean of `extremes._DRAWS` draws whose deviation is about half of that half width
 _COUNTS: Final = {1: "one seed", 2: "two seeds", 3: "three seeds", 4: "four seeds"}
 
 
-def of_seeds(runs: int, on_splits: bool) -> str:
-    """Return a number of seeds in words; of runs on several splits, of runs.
+class Repeated(Protocol):
+    """Has ``runs``: seeds, or with several splits of the data seeds on each."""
 
-    >>> of_seeds(2, on_splits=False), of_seeds(12, on_splits=False), of_seeds(6, on_splits=True)
-    ('two seeds', '12 seeds', '6 runs on several splits')
+    @property
+    def runs(self) -> int:
+        """Return their number."""
+
+    @property
+    def is_of_splits(self) -> bool:
+        """Return whether they are on several splits."""
+
+
+def of_runs(found: Repeated) -> str:
+    """Return in words how many seeds there are, or how many runs on several splits.
+
+    >>> [of_runs(ConfidenceInterval(0.5, 0.4, 0.6, runs, "seeds and test examples")) for runs in (2, 12)]
+    ['two seeds', '12 seeds']
+    >>> of_runs(ConfidenceInterval(0.5, 0.4, 0.6, 6, "splits, seeds and test examples"))
+    '6 runs on several splits'
     """
-    if on_splits:
-        return f"{runs} runs on several splits"
-    return _COUNTS.get(runs, f"{runs} seeds")
+    if found.is_of_splits:
+        return f"{found.runs} runs on several splits"
+    return _COUNTS.get(found.runs, f"{found.runs} seeds")
 
 
 def unknown_of_one_seed(best: Setting, private: Sequence[Setting]) -> list[str]:
@@ -98,7 +112,7 @@ def between(interval: ConfidenceInterval, shown: Format) -> str:
     '−2.0 to +0.0'
     """
     if says_nothing(interval, shown):
-        return f"{of_seeds(interval.runs, interval.is_of_splits)} cannot tell"
+        return f"{of_runs(interval)} cannot tell"
     return ends(interval.low, interval.high, shown)
 
 

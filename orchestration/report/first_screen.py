@@ -43,7 +43,7 @@ from dpsweep.orchestration.comparison.settings import (
     whose,
 )
 from dpsweep.orchestration.comparison.values import median_epsilon
-from dpsweep.orchestration.comparison.wording import NEIGHBOURS, between, by_selection, of_seeds, unknown_of_one_seed
+from dpsweep.orchestration.comparison.wording import NEIGHBOURS, between, by_selection, of_runs, unknown_of_one_seed
 from dpsweep.orchestration.report.figures import add_trace, blank, look_of, whiskers, without_markup
 from dpsweep.orchestration.report.plot import INK, MUTED, PAPER, Plot, Style
 from dpsweep.orchestration.store.published import NON_PRIVATE, PublishedPrivacy, PublishedSweep
@@ -184,7 +184,7 @@ def _in_common(found: Findings, setting: Setting, of: Metric, interval: Confiden
     shown = of.format.of_differences.one  # of numbers, is_shown takes the least rounding error for a difference
     if interval is None or own is None or other is None or shown(interval.value) == shown(own - other):
         return ""
-    return f" in the {of_seeds(interval.runs, interval.is_of_splits)} that both have"
+    return f" in the {of_runs(interval)} that both have"
 
 
 def _may_be_chance(interval: ConfidenceInterval | None) -> bool:
@@ -486,7 +486,7 @@ def _seeds_words(found: Findings, best: Setting) -> list[str]:
     told = [f"differences between methods of {listed(sizes)} in 4 of 5 sweeps"] if sizes else []
     if hidden:
         told.append(f"none in {listed(hidden)} reliably" if sizes else "no difference between methods reliably")
-    return [f"{sentence_start(of_seeds(len(best.trials), best.splits > 1))} find {', and '.join(told)}."]
+    return [f"{sentence_start(of_runs(best))} find {', and '.join(told)}."]
 
 
 def _by_method(found: Findings, style: Style) -> Plot | None:
